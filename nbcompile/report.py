@@ -1,0 +1,399 @@
+"""The report: what was planned, compiled and measured, as plain data.
+
+Everything that is drawn or printed is made from a :class:`Report` and from nothing else, so a live chart, a saved
+notebook, an HTML file and a terminal cannot disagree. A report is JSON (``schema: 1``, MIME type
+``application/vnd.nbcompile.v1+json``, file ending ``.nbcompile.json``). Times are in seconds, sizes in bytes. A
+figure that was not measured is ``None``, never zero.
+
+Files are untrusted: reading one runs nothing, checks every type, ignores fields that this version does not know, and
+refuses a schema it cannot read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import tempfile
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .errors import ReportError, UsageError
+
+SCHEMA = 1
+MIME_TYPE = "application/vnd.nbcompile.v1+json"
+FILE_ENDING = ".nbcompile.json"
+
+#: The phases of a compile in the order in which they happen. ``other`` is what the compiler's records do not name.
+PHASES = ("dynamo", "aot_autograd", "inductor", "codegen", "kernels", "backward", "other")
+
+PHASE_TITLES = {
+    "dynamo": "Dynamo (tracing, guards)",
+    "aot_autograd": "AOT autograd",
+    "inductor": "Inductor (lowering)",
+    "codegen": "Code generation",
+    "kernels": "Kernel compile (C++/Triton)",
+    "backward": "Backward",
+    "other": "Other",
+}
+
+
+@dataclass
+class Variant:
+    """One compiled version within a group.
+
+    Attributes:
+        name: what sets it apart from the group's other variants, ``"all blocks"`` when it is the only one.
+        instances: number of blocks that use it.
+        graphs: number of graphs the compiler made for it, forward only.
+        compile_seconds: wall time spent compiling it, backward included.
+    """
+
+    name: str
+    instances: int
+    graphs: int = 0
+    compile_seconds: float = 0.0
+
+
+@dataclass
+class Recompile:
+    """A compile that a guard of an earlier version forced.
+
+    Attributes:
+        block: path of the block whose call caused it.
+        reason: the guard that failed, in the user's terms.
+        guard: the guard as the compiler wrote it.
+        seconds: wall time of the compile; ``None`` where the recompile limit forbade it.
+    """
+
+    block: str
+    reason: str
+    guard: str
+    seconds: float | None = None
+
+
+@dataclass
+class GraphBreak:
+    """A place where the compiler had to return to Python.
+
+    Attributes:
+        block: path of the block whose call met it.
+        reason: the compiler's explanation, first line.
+        location: ``file:line`` in the user's or a library's code, ``""`` if the compiler did not say.
+    """
+
+    block: str
+    reason: str
+    location: str = ""
+
+
+@dataclass
+class RegionTime:
+    """What compiling one region took: wall time in seconds, and its split over :data:`PHASES`."""
+
+    path: str
+    class_name: str
+    seconds: float
+    phases: dict[str, float] = field(default_factory=dict)
+    graphs: int = 0
+
+
+@dataclass
+class Group:
+    """The repeated blocks of one container, and how they ran.
+
+    ``compiled + eager == instances``; both count what really ran at each block's latest call, not what was asked for.
+
+    Attributes:
+        path: the container's path in the model; ``""`` if the blocks are attributes of the model itself.
+        class_name: the blocks' class, wrappers taken off.
+        blocks: the path of every block.
+        reason: why these blocks are regions.
+        compile_seconds: wall time of all compiles of this group, recompiles and backward included.
+        phases: that time split over :data:`PHASES`.
+        graphs: number of forward graphs.
+        eager_reason: why ``eager`` is not zero.
+        failure: the compiler's own message if compiling failed.
+    """
+
+    path: str
+    class_name: str
+    instances: int
+    compiled: int = 0
+    eager: int = 0
+    variants: list[Variant] = field(default_factory=list)
+    compile_seconds: float = 0.0
+    recompiles: list[Recompile] = field(default_factory=list)
+    graph_breaks: list[GraphBreak] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=dict)
+    blocks: list[str] = field(default_factory=list)
+    reason: str = ""
+    graphs: int = 0
+    eager_reason: str = ""
+    failure: str = ""
+
+
+@dataclass
+class Rest:
+    """A part of the model that is in no group. ``decision`` is ``"compile"`` or ``"eager"``, ``reason`` says why."""
+
+    path: str
+    class_name: str
+    decision: str
+    reason: str
+    compiled: bool = False
+    compile_seconds: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)
+    graphs: int = 0
+
+
+@dataclass
+class Strategy:
+    """One strategy's measured figures; what was not measured is ``None``.
+
+    Attributes:
+        cold_seconds: wall time of the first call, compiler cache empty (``eager``: of the first call).
+        cold_repeats: how many cold starts the figure is the median of.
+        steady_seconds: median time of a later call.
+        steady_spread: interquartile range of that time, in seconds.
+        steady_repeats: number of timed rounds behind the median; the rounds of all strategies are interleaved.
+        peak_bytes: largest memory in use during a steady call (device memory on an accelerator, else the process's).
+        max_abs_diff: largest absolute difference between this strategy's output and eager's.
+        break_even_calls: number of calls after which compiling has paid for itself; ``None`` if it never does or if
+            the gain is within the spread.
+        regions: what was compiled, with its time by phase.
+        failure: why there are no figures.
+        notes: what a reader must know about the figures.
+    """
+
+    cold_seconds: float | None = None
+    cold_repeats: int = 0
+    steady_seconds: float | None = None
+    steady_spread: float | None = None
+    steady_repeats: int = 0
+    peak_bytes: int | None = None
+    max_abs_diff: float | None = None
+    break_even_calls: int | None = None
+    graphs: int | None = None
+    regions: list[RegionTime] = field(default_factory=list)
+    failure: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Event:
+    """A stretch of compiling: region path, phase (see :data:`PHASES`), start and length in seconds.
+
+    ``start`` counts from the moment the model was prepared for compiling.
+    """
+
+    region: str
+    phase: str
+    start: float
+    seconds: float
+
+
+@dataclass
+class Report:
+    """Everything known about one model's compilation. See the module's text for the file format."""
+
+    schema: int = SCHEMA
+    created: str = ""
+    environment: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    groups: list[Group] = field(default_factory=list)
+    rest: list[Rest] = field(default_factory=list)
+    strategies: dict[str, Strategy] = field(default_factory=dict)
+    timeline: list[Event] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    # -- data ---------------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON-ready data."""
+        return typing.cast("dict[str, Any]", _plain(dataclasses.asdict(self)))
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """The report as JSON text."""
+        return json.dumps(self.to_dict(), indent=indent, allow_nan=False, ensure_ascii=False)
+
+    @classmethod
+    def from_dict(cls, data: object) -> Report:
+        """Build a report from untrusted data.
+
+        Raises:
+            ReportError: the data is no report, has a schema other than 1, or a field of the wrong type.
+        """
+        if not isinstance(data, dict):
+            raise ReportError(f"this is no report: expected a JSON object, found {type(data).__name__}")
+        schema = data.get("schema")
+        if schema != SCHEMA or isinstance(schema, bool):
+            raise ReportError(
+                f"this report has schema {str(schema)[:40]!r}; this version of nbcompile reads schema {SCHEMA}. "
+                "A newer nbcompile may be able to read it."
+            )
+        return typing.cast("Report", _build(cls, data, "report"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Report:
+        """Build a report from untrusted JSON text. Raises :class:`ReportError` if it cannot be read."""
+        try:
+            data = json.loads(text, parse_constant=_refuse_constant)
+        except RecursionError:
+            raise ReportError("this report cannot be read: its JSON is nested too deeply") from None
+        except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+            raise ReportError(f"this report cannot be read: it is not valid JSON ({error})") from None
+        return cls.from_dict(data)
+
+    def save(self, file: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the report to ``file`` and return its path; ``.nbcompile.json`` is added if no ``.json`` is there.
+
+        The file appears whole or not at all.
+
+        Raises:
+            UsageError: the file exists and ``overwrite`` is false.
+            OSError: the folder cannot be written.
+        """
+        path = Path(file)
+        if path.suffix != ".json":
+            path = path.with_name(path.name + FILE_ENDING)
+        return write_file(path, self.to_json(indent=1) + "\n", overwrite=overwrite)
+
+    # -- pictures: each of these only asks the render storey -----------------------------------------------------
+
+    def to_text(self) -> str:
+        """The report as plain text: tables for a terminal."""
+        from .render.text import render_text
+
+        return render_text(self)
+
+    def to_html(self, file: str | os.PathLike[str] | None = None, *, overwrite: bool = False) -> str:
+        """The report as HTML without any script; written as a whole page to ``file`` if one is given.
+
+        Raises:
+            UsageError: the file exists and ``overwrite`` is false.
+        """
+        from .render.html import render_html, render_page
+
+        if file is None:
+            return render_html(self)
+        page = render_page(self)
+        write_file(Path(file), page, overwrite=overwrite)
+        return page
+
+    def figure(self) -> Any:
+        """The report as a ``plotly.graph_objects.Figure``. Raises :class:`UsageError` if plotly is missing."""
+        from .render.charts import figure
+
+        return figure(self)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        from .render.mime import mime_bundle
+
+        return mime_bundle(self)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def __repr__(self) -> str:
+        compiled = sum(group.compiled for group in self.groups)
+        instances = sum(group.instances for group in self.groups)
+        strategies = f", strategies: {', '.join(self.strategies)}" if self.strategies else ""
+        return f"<Report of {self.model.get('class_name', '?')}: {compiled} of {instances} blocks compiled{strategies}>"
+
+
+def load_report(file: str | os.PathLike[str]) -> Report:
+    """Read a report that :meth:`Report.save` wrote, here or elsewhere. Nothing in the file is run.
+
+    Raises:
+        ReportError: the file is no report, is damaged, or has a schema this version cannot read.
+        OSError: the file cannot be opened.
+    """
+    try:
+        return Report.from_json(Path(file).read_bytes())
+    except ReportError as error:
+        raise ReportError(f"{os.fspath(file)}: {error}") from None
+
+
+def write_file(path: Path, text: str, *, overwrite: bool) -> Path:
+    """Write ``text`` to ``path`` so that it is there whole or not at all, and never replaces a file unasked."""
+    if path.exists() and not overwrite:
+        raise UsageError(f"{path} exists already; pass overwrite=True to replace it, or choose another name")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(name, 0o666 & ~mask)  # mkstemp makes files private; a report is as readable as any other file
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _refuse_constant(name: str) -> typing.NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _plain(value: Any) -> Any:
+    """JSON-ready data: tuples become lists, a number that JSON cannot hold becomes None, other objects their text."""
+    if value is None or isinstance(value, (bool, str, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+def _build(kind: Any, value: Any, where: str) -> Any:
+    """``value`` as the type that an annotation names, or a :class:`ReportError` that says where it does not fit."""
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise ReportError(f"{where}: expected an object, found {type(value).__name__}")
+        hints = typing.get_type_hints(kind)
+        known = {f.name: f for f in dataclasses.fields(kind)}
+        missing = [
+            name
+            for name, f in known.items()
+            if name not in value and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        ]
+        if missing:
+            raise ReportError(f"{where}: the field {missing[0]!r} is missing")
+        return typing.cast("Any", kind)(
+            **{name: _build(hints[name], value[name], f"{where}.{name}") for name in known if name in value}
+        )
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is list:
+        if not isinstance(value, list):
+            raise ReportError(f"{where}: expected a list, found {type(value).__name__}")
+        return [_build(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise ReportError(f"{where}: expected an object, found {type(value).__name__}")
+        return {key: _build(arguments[1], item, f"{where}.{key[:40]}") for key, item in value.items()}
+    if origin is types.UnionType:
+        if value is None:
+            return None
+        return _build(next(a for a in arguments if a is not type(None)), value, where)
+    if kind is Any:
+        return value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        try:
+            value = float(value)
+        except OverflowError:
+            raise ReportError(f"{where}: the number is too large") from None
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ReportError(f"{where}: expected {kind.__name__}, found {type(value).__name__}")
+    if kind is float and not math.isfinite(value):
+        raise ReportError(f"{where}: the number is not finite")
+    return value
