@@ -1,0 +1,346 @@
+"""What happens each time a block is called: which compiled version it uses, and whether it really ran compiled.
+
+A *border* is the function in a block's slot for a compiled call. It picks the block's :class:`Variant`, calls it, and
+notes the outcome. It must be cheap, since it runs once per block and step: a few attribute reads when nothing changed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch import nn
+from torch._dynamo.exc import TorchDynamoException, TorchRuntimeError
+
+from . import events, explain
+from .errors import CompilationError, CompilationWarning
+from .plugin import Backend, TorchDynamoPlugin, backend_name
+from .regions import structure
+
+#: Hooks that are registered anew at each call would need a new variant each time; after this many a block stays eager.
+_MOST_HOOKED_VARIANTS = 8
+
+_serial = itertools.count(1)
+
+
+class _Call(threading.local):
+    """The block that this thread is calling."""
+
+    block: str = ""
+    ran_eager: bool = False
+
+
+_call = _Call()
+
+
+def _region(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # The condition is settled while the compiler traces this, so compiled code holds nothing of it. The line runs
+    # only where this very frame runs uncompiled: past the recompile limit, or skipped by the compiler.
+    if not torch.compiler.is_compiling():
+        _call.ran_eager = True
+    return block._call_impl(*args, **kwargs)
+
+
+class Variant:
+    """One function that the blocks sharing a graph call, with the compiler's versions of it.
+
+    Attributes:
+        structure: see ``regions.structure``; every block that uses this variant has it.
+        key: the circumstances it is for: training flag, grad mode, hooks in force.
+        guarded: attributes of the block that the compiler relied on, each with the values it was compiled for.
+        blocks: paths of the blocks that use it.
+        log: what the compiler did for it.
+        failure: why it cannot be compiled; its blocks run eager then.
+    """
+
+    def __init__(self, group: Group, structure_of_blocks: tuple[object, ...], key: tuple[object, ...], hooks: Sequence[Any]) -> None:
+        self.group = weakref.ref(group)
+        self.structure = structure_of_blocks
+        self.key = key
+        self.guarded: dict[str, set[tuple[type, object]]] = {}
+        self.blocks: set[str] = set()
+        self.log = events.Log()
+        self.failure = ""
+        self._hooks = list(hooks)  # keeps their ids, which are part of the key, from being given to other objects
+        plugin = group.plugin
+        options, filter_guards = _without_guard_filter(plugin.options)
+        self.call: Callable[..., Any] = torch.compile(
+            _fresh_function(group.class_name),
+            backend=_Backend(self, plugin.backend, plugin.mode, options, plugin.dynamic, bool(plugin.fullgraph)),
+            fullgraph=bool(plugin.fullgraph),
+            dynamic=plugin.dynamic,
+            options={"guard_filter_fn": _guard_reader(weakref.ref(self), filter_guards)},
+        )
+
+    def suits(self, block: nn.Module) -> bool:
+        """Whether the block has the values that this variant was compiled for."""
+        return all(explain.typed(explain.read(block, source)) in values for source, values in self.guarded.items())
+
+    def fail(self, error: BaseException) -> None:
+        """Note that compiling failed, and say so once for the group."""
+        self.failure = explain.failure(error)
+        group = self.group()
+        if group is not None:
+            group.warn(f"could not be compiled and runs eager: {explain.failure_line(error)}")
+
+
+class Group:
+    """Regions that share variants: the repeated blocks of one container, one part of the rest, or a whole model."""
+
+    def __init__(self, path: str, name: str, plugin: TorchDynamoPlugin) -> None:
+        self.path = path
+        self.class_name = name
+        self.plugin = plugin
+        self.variants: list[Variant] = []
+        self.regions: list[Region] = []
+        self.notes: list[str] = []
+        self._warned: set[str] = set()
+
+    def choose(self, region: Region, key: tuple[object, ...], hooks: Sequence[Any]) -> Variant:
+        """The variant for a block that has none yet under these circumstances."""
+        block = region.block()
+        assert block is not None  # the border holds the block and is what called
+        shape = structure(block, by_identity=True)
+        for variant in self.variants:
+            if variant.key == key and variant.structure == shape and variant.suits(block):
+                break
+        else:
+            variant = Variant(self, shape, key, hooks)
+            self.variants.append(variant)
+        variant.blocks.add(region.path)
+        return variant
+
+    def warn(self, message: str) -> None:
+        """Warn about this group, each message once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(f"{self.path or 'the model'} ({self.class_name}): {message}", CompilationWarning, stacklevel=2)
+
+
+class Region:
+    """One block behind a border.
+
+    Attributes:
+        compiled: whether the latest call ran compiled; ``None`` before the first call.
+        eager_reason: why it did not.
+    """
+
+    def __init__(self, path: str, block: nn.Module, group: Group) -> None:
+        self.path = path
+        self.block = weakref.ref(block)
+        self.group = group
+        self.table: dict[tuple[object, ...], Variant] = {}
+        self.hooks = hook_dictionaries(block)
+        self.compiled: bool | None = None
+        self.eager_reason = ""
+        group.regions.append(self)
+
+    def hooked_key(self, training: bool, grad: bool) -> tuple[tuple[object, ...], list[Any]]:
+        """The key of a call under hooks, and those hooks: traced code holds the hooks it was traced with."""
+        hooks = [hook for dictionary in self.hooks for hook in dictionary.values()]
+        return (training, grad, *map(id, hooks)), hooks
+
+    def pick(self, key: tuple[object, ...], hooks: Sequence[Any]) -> Variant | None:
+        """The variant for this call; ``None`` if the block had better run eager."""
+        variant = self.table.get(key)
+        if variant is None:
+            if hooks and sum(1 for known in self.table if len(known) > 2) >= _MOST_HOOKED_VARIANTS:
+                self.eager_reason = (
+                    "its hooks are new at each call, and each would need a compile of its own: register them once"
+                )
+                self.group.warn(f"runs eager: {self.eager_reason}")
+                return None
+            variant = self.table[key] = self.group.choose(self, key, hooks)
+        return variant
+
+    def after_compile(self, variant: Variant, breaks_before: int) -> None:
+        """Take the compiler's records of the call that has just ended, and look at the block afresh."""
+        events.collect(variant, self.path, breaks_before)
+        block = self.block()
+        if block is not None:  # a new guard may mean that modules were exchanged: their hooks are other dictionaries
+            self.hooks = hook_dictionaries(block)
+        if variant.log.compiles and variant.log.compiles[-1].hit_limit:
+            last = variant.log.compiles[-1]
+            self.eager_reason = (
+                f"the recompile limit ({torch._dynamo.config.recompile_limit}) is reached: "
+                + explain.guard(last.recompile_reason, self.forward())
+            )
+            self.group.warn(f"runs eager where its compiled versions do not fit: {self.eager_reason}. {explain.REMEDY}")
+
+    def forward(self) -> Callable[..., Any] | None:
+        block = self.block()
+        return getattr(block, "forward", None)
+
+
+def make_border(block: nn.Module, region: Region) -> Callable[..., Any]:
+    """The function for the block's slot. It holds the block; the region only looks at it weakly."""
+    call_impl = block._call_impl
+    table = region.table
+    is_compiling, is_tracing = torch.compiler.is_compiling, torch.jit.is_tracing
+    is_grad_enabled = torch.is_grad_enabled
+    frames_seen, breaks_seen = events.frames_seen, events.breaks_seen
+
+    def border(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or is_tracing():  # someone compiles or traces the model around us: be invisible
+            return call_impl(*args, **kwargs)
+        hooks: Sequence[Any] = ()
+        key: tuple[object, ...] = (block.training, is_grad_enabled())
+        if any(region.hooks):
+            key, hooks = region.hooked_key(*key)  # type: ignore[arg-type]
+        variant = table.get(key) or region.pick(key, hooks)
+        if variant is None or variant.failure:
+            region.compiled = False
+            if variant is not None:
+                region.eager_reason = "compiling failed"
+            return call_impl(*args, **kwargs)
+        frames, breaks = frames_seen(), breaks_seen()
+        outer = _call.block, _call.ran_eager
+        _call.block, _call.ran_eager = region.path, False
+        try:
+            result = variant.call(block, args, kwargs)
+            region.compiled = not (_call.ran_eager or variant.failure)
+        except TorchDynamoException as error:
+            region.compiled = False
+            if breaks_seen() != breaks:
+                raise  # code before the break has run: running the block again could do things twice
+            if variant.group().plugin.fullgraph:  # type: ignore[union-attr]
+                raise _fullgraph_error(region, variant, error) from error
+            if not isinstance(error, TorchRuntimeError):  # that one is the model's own error, met while tracing
+                variant.fail(error)
+            return call_impl(*args, **kwargs)
+        finally:
+            _call.block, _call.ran_eager = outer
+            if frames_seen() != frames:
+                region.after_compile(variant, breaks)
+        return result
+
+    return border
+
+
+def hook_dictionaries(block: nn.Module) -> tuple[dict[int, Any], ...]:
+    """Every dictionary in which a hook that concerns this block can appear.
+
+    The compiler does not look at the hooks of inner modules again once it has traced a block, so the border does.
+    ``any()`` over these is the whole cost while there are none.
+    """
+    own = nn.modules.module
+    found: list[dict[int, Any]] = [
+        own._global_forward_hooks,
+        own._global_forward_pre_hooks,
+        own._global_backward_hooks,
+        own._global_backward_pre_hooks,
+    ]
+    for module in block.modules():
+        found += (
+            module._forward_hooks,
+            module._forward_pre_hooks,
+            module._backward_hooks,
+            module._backward_pre_hooks,
+        )
+    return tuple(found)
+
+
+def _fullgraph_error(region: Region, variant: Variant, error: BaseException) -> CompilationError:
+    variant.failure = explain.failure(error)
+    return CompilationError(
+        f"{region.path or 'the model'} ({region.group.class_name}) cannot be compiled with fullgraph=True: "
+        f"{explain.failure_line(error)}. It runs eager from now on; fullgraph=False compiles what can be compiled"
+    )
+
+
+def _fresh_function(name: str) -> Callable[..., Any]:
+    """A copy of :func:`_region` with a code object of its own.
+
+    The compiler keeps versions, recompile limit and what it learnt about changing sizes per code object, the latter by
+    its name and line; the name is therefore used once.
+    """
+    code = _region.__code__.replace(co_name=f"{name}_{next(_serial)}")
+    return types.FunctionType(code, _region.__globals__, code.co_name)
+
+
+class _Backend:
+    """A backend that knows whose graph it compiles, and hands the graph back uncompiled if the real one fails.
+
+    Handing the graph back is what keeps a failing compile harmless: nothing has run yet, and nothing is run twice. The
+    compiler keeps every backend for the life of the process, so this one holds its variant weakly.
+    """
+
+    def __init__(
+        self,
+        variant: Variant,
+        backend: Backend | None,
+        mode: str | None,
+        options: dict[str, Any] | None,
+        dynamic: bool | None,
+        fullgraph: bool,
+    ) -> None:
+        self.__name__ = backend_name(backend)
+        self._variant = weakref.ref(variant)
+        self._inner = _torch_backend(backend, mode, options, dynamic)
+        self._fullgraph = fullgraph
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        variant = self._variant()
+        if variant is not None:
+            events.claim(variant, _call.block)
+        try:
+            return self._inner(graph, inputs)  # type: ignore[no-any-return]
+        except Exception as error:
+            if self._fullgraph or variant is None:
+                raise
+            variant.fail(error)
+            return graph.forward  # type: ignore[no-any-return]
+
+    def reset(self) -> None:
+        if hasattr(self._inner, "reset"):
+            self._inner.reset()
+
+
+def _torch_backend(backend: Backend | None, mode: str | None, options: dict[str, Any] | None, dynamic: bool | None) -> Any:
+    """The callable that ``torch.compile`` would give to Dynamo for these settings.
+
+    It applies a mode's or the user's options for the time of a compile. There is no public way to get at it; these
+    two classes are what ``torch.compile`` itself uses, checked on torch 2.11 and 2.13.
+    """
+    name = "_TorchCompileInductorWrapper" if backend == "inductor" else "_TorchCompileWrapper"
+    wrapper = getattr(torch, name, None)
+    if wrapper is None:
+        raise CompilationError(
+            f"torch {torch.__version__} has no {name}, which nbcompile needs; it was checked on torch 2.11 and 2.13"
+        )
+    if backend == "inductor":
+        return wrapper(mode, options, dynamic)
+    return wrapper(backend, mode, options, dynamic)
+
+
+def _without_guard_filter(options: dict[str, Any] | None) -> tuple[dict[str, Any] | None, Callable[..., Any] | None]:
+    rest = dict(options or {})
+    return_filter = rest.pop("guard_filter_fn", None)
+    return rest or None, return_filter
+
+
+def _guard_reader(
+    variant: weakref.ref[Variant], users_filter: Callable[..., Any] | None
+) -> Callable[[Sequence[Any]], list[bool]]:
+    """A ``guard_filter_fn`` that keeps every guard and notes which of the block's attributes were relied on."""
+
+    def read(entries: Sequence[Any]) -> list[bool]:
+        owner = variant()
+        if owner is not None:
+            for source, value in explain.guarded_attributes(entries):
+                owner.guarded.setdefault(source, set()).add(explain.typed(value))
+        return list(users_filter(entries)) if users_filter is not None else [True] * len(entries)
+
+    return read
+
+
+def all_variants(groups: Sequence[Group]) -> Iterator[Variant]:
+    for group in groups:
+        yield from group.variants

@@ -1,0 +1,273 @@
+"""Compile, undo, run eager: the regions of a plan put to work on a model, in place.
+
+A region is entered through ``nn.Module``'s own slot for a compiled call, the one that ``nn.Module.compile`` fills. Hooks,
+``state_dict`` keys, ``isinstance``, deepcopy and pickle therefore see the module they know. What differs from calling
+``block.compile()`` on each block is what lies behind the slot, see :mod:`nbcompile.border`:
+
+- Blocks of one group that need the same graph call one function. Each such variant has a code object of its own, and
+  the compiler keeps its versions and its recompile limit per code object: no group uses up another's limit, nor that of
+  the user's own code, and no setting of the process has to change.
+- Which blocks need another variant is learnt from the compiler: it tells which of a block's attributes it relied on (a
+  layer's index, a drop-path rate). A block with other values there gets another variant; all others share.
+- After each call it is known whether the block ran compiled. Nothing falls back to eager unseen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+from . import describe, events
+from .border import Group, Region, all_variants, make_border
+from .errors import UsageError
+from .plugin import Backend, TorchDynamoPlugin
+from .regions import RegionPlan, check_model, class_name, plan_regions
+from .report import Report
+
+_SLOT = "_compiled_call_impl"
+_compilations: dict[int, Compilation] = {}
+
+
+class Compilation:
+    """One way of compiling one model: its regions, with what has been compiled for them.
+
+    It can be taken off the model and put back without losing compiled code.
+    """
+
+    def __init__(
+        self, model: nn.Module, plugin: TorchDynamoPlugin, *, strategy: str, plan: RegionPlan | None, rest: str = "auto"
+    ) -> None:
+        self.model = weakref.ref(model)
+        self.plugin = plugin
+        self.strategy = strategy
+        self.rest = rest
+        self.plan = plan
+        self.started = time.time()
+        self.notes = describe.notes_on(model)
+        self.groups: list[Group] = []
+        self.rest_groups: list[Group] = []
+        self._borders: list[tuple[weakref.ref[nn.Module], Any]] = []
+        self._before: dict[int, Any] = {}
+        if plan is None:
+            self._add(self.groups, "", [""])
+        else:
+            for planned in plan.groups:
+                self._add(self.groups, planned.path, planned.blocks)
+            for part in plan.rest:
+                if part.decision == "compile":
+                    self._add(self.rest_groups, part.path, [part.path])
+
+    def _add(self, groups: list[Group], path: str, blocks: Sequence[str]) -> None:
+        model = self.model()
+        assert model is not None  # called while the caller holds it
+        group = Group(path, class_name(model.get_submodule(blocks[0])), self.plugin)
+        groups.append(group)
+        for name in blocks:
+            block = model.get_submodule(name)
+            region = Region(name, block, group)
+            self._borders.append((weakref.ref(block), make_border(block, region)))
+
+    @property
+    def installed(self) -> bool:
+        """Whether calls of the model go through this compilation."""
+        return any(
+            block is not None and block.__dict__.get(_SLOT) is border for block, border in self._blocks_and_borders()
+        )
+
+    def install(self) -> None:
+        """Fill the blocks' slots; what a slot held before is kept for :meth:`uninstall`."""
+        if self.plugin.disable:
+            return
+        for block, border in self._blocks_and_borders():
+            if block is not None and block.__dict__.get(_SLOT) is not border:
+                if _SLOT in block.__dict__:
+                    self._before[id(block)] = block.__dict__[_SLOT]
+                block.__dict__[_SLOT] = border
+
+    def uninstall(self) -> None:
+        """Empty the slots again, unless someone else has filled them since."""
+        for block, border in self._blocks_and_borders():
+            if block is not None and block.__dict__.get(_SLOT) is border:
+                before = self._before.pop(id(block), None)
+                if before is None:
+                    del block.__dict__[_SLOT]
+                else:
+                    block.__dict__[_SLOT] = before
+
+    def _blocks_and_borders(self) -> Iterator[tuple[nn.Module | None, Any]]:
+        for reference, border in self._borders:
+            yield reference(), border
+
+    def report(self) -> Report:
+        """What has been compiled so far."""
+        events.collect()
+        return describe.report(self)
+
+    def graphs(self) -> int:
+        """Number of forward graphs made so far."""
+        events.collect()
+        variants = all_variants([*self.groups, *self.rest_groups])
+        return sum(1 for variant in variants for done in variant.log.compiles if done.made_graph and done.forward)
+
+
+def compile_regions(
+    model: nn.Module,
+    *,
+    fullgraph: bool | None = None,
+    dynamic: bool | None = None,
+    backend: Backend | None = None,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    disable: bool = False,
+    rest: str = "auto",
+    regions: Sequence[str | type[nn.Module]] | None = None,
+    plugin: TorchDynamoPlugin | None = None,
+) -> nn.Module:
+    """Compile a model's repeated blocks, each group sharing its graphs; in place, at each block's first call.
+
+    The keywords are those of ``torch.compile``. Compiling a model again replaces the first settings.
+
+    Args:
+        rest: what to do with parts outside the blocks: ``"auto"`` compiles those that are large enough to pay,
+            ``"compile"`` all of them, ``"eager"`` none.
+        regions: the blocks, chosen by hand; see :func:`plan_regions`.
+        plugin: all of the settings in one object, instead of the keywords.
+
+    Returns:
+        The same model.
+
+    Raises:
+        NoRepeatedBlocksError: nothing repeats in the model.
+        UsageError: a backend, mode or option that does not exist here, or a model that cannot be compiled. The model is
+            as it was.
+    """
+    check_model(model)
+    settings = _settings(plugin, fullgraph, dynamic, backend, mode, options, disable)
+    plan = plan_regions(model, rest=rest, regions=regions)
+    _refuse_offloaded(model, [path for group in plan.groups for path in group.blocks])
+    _adopt(model, Compilation(model, settings, strategy="regional", plan=plan, rest=rest))
+    return model
+
+
+def compile_model(
+    model: nn.Module,
+    *,
+    fullgraph: bool | None = None,
+    dynamic: bool | None = None,
+    backend: Backend | None = None,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    disable: bool = False,
+    plugin: TorchDynamoPlugin | None = None,
+) -> nn.Module:
+    """Compile the whole model as one region, in place, at its first call. Keywords as in ``torch.compile``.
+
+    Returns:
+        The same model.
+
+    Raises:
+        UsageError: a backend, mode or option that does not exist here, or a model that cannot be compiled.
+    """
+    check_model(model)
+    settings = _settings(plugin, fullgraph, dynamic, backend, mode, options, disable)
+    _refuse_offloaded(model, [""])
+    _adopt(model, Compilation(model, settings, strategy="full", plan=None))
+    return model
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Make the model as if this package had never compiled it, and free the compiled code. Returns the same model."""
+    check_model(model)
+    compilation = _compilations.pop(id(model), None)
+    if compilation is not None:
+        compilation.uninstall()
+        events.forget_dead_owners()
+    return model
+
+
+@contextlib.contextmanager
+def eager(model: nn.Module) -> Iterator[nn.Module]:
+    """Run a model uncompiled inside a ``with`` block, and keep what was compiled for afterwards."""
+    check_model(model)
+    compilation = current(model)
+    was_installed = compilation is not None and compilation.installed
+    if compilation is not None and was_installed:
+        compilation.uninstall()
+    try:
+        yield model
+    finally:
+        if compilation is not None and was_installed and current(model) is compilation:
+            compilation.install()
+
+
+def report(model: nn.Module) -> Report:
+    """What was compiled for a model so far, how long it took, what was compiled again and why, what ran eager.
+
+    Raises:
+        UsageError: this package has not compiled the model. A copy of a compiled model is a model of its own.
+    """
+    check_model(model)
+    compilation = current(model)
+    if compilation is None:
+        raise UsageError(
+            f"nbcompile has not compiled this {class_name(model)}; call compile_regions(model) or compile_model(model) "
+            "first. A copy (deepcopy, pickle) of a compiled model is not compiled"
+        )
+    return compilation.report()
+
+
+def current(model: nn.Module) -> Compilation | None:
+    """The compilation of a model, if it has one."""
+    compilation = _compilations.get(id(model))
+    return compilation if compilation is not None and compilation.model() is model else None
+
+
+def _adopt(model: nn.Module, compilation: Compilation) -> None:
+    """Put a compilation to work in place of the one the model had."""
+    restore(model)
+    compilation.install()
+    _compilations[id(model)] = compilation
+    weakref.finalize(model, _forget, id(model), weakref.ref(compilation))
+
+
+def _forget(key: int, compilation: weakref.ref[Compilation]) -> None:
+    if _compilations.get(key) is compilation():
+        _compilations.pop(key, None)
+
+
+def _settings(
+    plugin: TorchDynamoPlugin | None,
+    fullgraph: bool | None,
+    dynamic: bool | None,
+    backend: Backend | None,
+    mode: str | None,
+    options: dict[str, Any] | None,
+    disable: bool,
+) -> TorchDynamoPlugin:
+    if plugin is None:
+        return TorchDynamoPlugin(
+            backend=backend, mode=mode, fullgraph=fullgraph, dynamic=dynamic, options=options, disable=disable
+        )
+    given = (fullgraph, dynamic, backend, mode, options, disable or None)
+    if any(value is not None for value in given):
+        raise UsageError("settings were given twice: pass plugin=... or the keywords, not both")
+    return plugin
+
+
+def _refuse_offloaded(model: nn.Module, blocks: Sequence[str]) -> None:
+    """Blocks whose weights come and go with each call cannot be compiled: accelerate's hooks move them in Python."""
+    for path in blocks:
+        for name, module in model.get_submodule(path).named_modules():
+            hook = getattr(module, "_hf_hook", None)
+            if any(getattr(part, "offload", False) for part in (hook, *getattr(hook, "hooks", ()))):
+                where = ".".join(part for part in (path, name) if part)
+                raise UsageError(
+                    f"{where or 'the model'} is offloaded by accelerate's hook {type(hook).__name__}, which loads its weights "
+                    "for each call and drops them after it; such a block cannot be compiled. Load the model onto one device, "
+                    "or take the hooks off: accelerate.hooks.remove_hook_from_submodules(model)"
+                )

@@ -1,0 +1,214 @@
+"""A report made from a compilation, and the facts about model and environment that go with it."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from . import __version__, explain
+from .border import Group, Region, Variant
+from .regions import class_name
+from .report import Event, GraphBreak, Recompile, RegionTime, Report, Rest
+from .report import Group as GroupReport
+from .report import Variant as VariantReport
+
+if TYPE_CHECKING:
+    from .compiler import Compilation
+
+WHOLE_MODEL = "(whole model)"
+
+
+def report(compilation: Compilation) -> Report:
+    """The report of one compilation as it stands. The model may be gone; what was compiled for it is still known."""
+    model = compilation.model()
+    result = new_report(model)
+    result.settings = {"strategy": compilation.strategy, **compilation.plugin.to_dict()}
+    if compilation.plan is not None:
+        result.settings["rest"] = compilation.rest
+    reasons = {group.path: group.reason for group in compilation.plan.groups} if compilation.plan else {}
+    result.groups = [_group(group, reasons.get(group.path, "compiled as a whole")) for group in compilation.groups]
+    compiled_rest = {group.path: group for group in compilation.rest_groups}
+    if compilation.plan is not None:
+        for part in compilation.plan.rest:
+            entry = Rest(part.path, part.class_name, part.decision, part.reason)
+            group = compiled_rest.get(part.path)
+            if group is not None:
+                times = region_time(group)
+                entry.compiled = all(region.compiled is True for region in group.regions)
+                entry.compile_seconds, entry.phases, entry.graphs = times.seconds, times.phases, times.graphs
+            result.rest.append(entry)
+    result.timeline = _timeline([*compilation.groups, *compilation.rest_groups], compilation.started)
+    result.notes = [*compilation.notes]
+    if compilation.plugin.disable:
+        result.notes.append("disable=True: nothing is compiled")
+    elif not compilation.installed and model is not None:
+        result.notes.append("the model runs eager at present: its compiled calls are taken off")
+    return result
+
+
+def new_report(model: nn.Module | None) -> Report:
+    """A report that knows model and environment, and nothing else yet."""
+    return Report(
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        environment=environment(model),
+        model=model_facts(model),
+    )
+
+
+def environment(model: nn.Module | None = None) -> dict[str, Any]:
+    """Versions, device and processor: what a reader needs to judge a time."""
+    device = _device(model)
+    facts: dict[str, Any] = {
+        "nbcompile": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "device": device.type if device is not None else "cpu",
+        "cpu": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+    if device is not None and device.type == "cuda":
+        facts["device_name"] = torch.cuda.get_device_name(device)
+        facts["cuda"] = torch.version.cuda
+    return facts
+
+
+def model_facts(model: nn.Module | None) -> dict[str, Any]:
+    """Class, size, dtype and device of a model."""
+    if model is None:
+        return {}
+    parameters = list(model.parameters())
+    dtypes = Counter(str(p.dtype).removeprefix("torch.") for p in parameters)
+    device = _device(model)
+    return {
+        "class_name": class_name(model),
+        "parameters": sum(p.numel() for p in parameters),
+        "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "dtype": dtypes.most_common(1)[0][0] if dtypes else None,
+        "device": str(device) if device is not None else None,
+        "training": model.training,
+    }
+
+
+def notes_on(model: nn.Module) -> list[str]:
+    """What a reader must know about this model's compilation beforehand."""
+    hook = getattr(model, "_hf_hook", None)
+    if hook is None:
+        return []
+    return [
+        f"the model itself carries accelerate's hook {type(hook).__name__}: the hook runs uncompiled around the blocks"
+    ]
+
+
+def region_time(group: Group) -> RegionTime:
+    """What compiling a group took, by phase."""
+    compiles = [done for variant in group.variants for done in variant.log.compiles]
+    phases: Counter[str] = Counter()
+    for done in compiles:
+        phases.update(done.phases)
+    return RegionTime(
+        path=group.path or WHOLE_MODEL,
+        class_name=group.class_name,
+        seconds=sum(done.seconds for done in compiles),
+        phases=dict(phases),
+        graphs=sum(1 for done in compiles if done.made_graph and done.forward),
+    )
+
+
+def _group(group: Group, reason: str) -> GroupReport:
+    times = region_time(group)
+    compiled = sum(1 for region in group.regions if region.compiled is True)
+    used = [variant for variant in group.variants if variant.blocks]
+    forward = group.regions[0].forward() if group.regions else None
+    return GroupReport(
+        path=group.path,
+        class_name=group.class_name,
+        instances=len(group.regions),
+        compiled=compiled,
+        eager=len(group.regions) - compiled,
+        variants=[_variant(v, name) for v, name in zip(used, explain.variant_names(used), strict=True)] if used else [],
+        compile_seconds=times.seconds,
+        recompiles=[again for variant in used for again in _recompiles(variant, forward)],
+        graph_breaks=[GraphBreak(b.block, b.reason, b.location) for variant in used for b in variant.log.breaks],
+        phases=times.phases,
+        blocks=[region.path for region in group.regions],
+        reason=reason,
+        graphs=times.graphs,
+        eager_reason=_eager_reason(group.regions),
+        failure=next((variant.failure for variant in used if variant.failure), ""),
+    )
+
+
+def _variant(variant: Variant, name: str) -> VariantReport:
+    compiles = variant.log.compiles
+    return VariantReport(
+        name=name,
+        instances=len(variant.blocks),
+        graphs=sum(1 for done in compiles if done.made_graph and done.forward),
+        compile_seconds=sum(done.seconds for done in compiles),
+    )
+
+
+def _recompiles(variant: Variant, forward: Any) -> list[Recompile]:
+    return [
+        Recompile(
+            block=done.block,
+            reason=explain.guard(done.recompile_reason, forward),
+            guard=done.recompile_reason,
+            seconds=None if done.hit_limit else done.seconds,
+        )
+        for done in variant.log.compiles
+        if done.recompile_reason and done.forward
+    ]
+
+
+def _eager_reason(regions: Sequence[Region]) -> str:
+    reasons: Counter[str] = Counter()
+    for region in regions:
+        if region.compiled is None:
+            reasons["not called yet, or called as block.forward(...), which bypasses hooks and compiled code"] += 1
+        elif region.compiled is False:
+            reasons[region.eager_reason or "the compiler skipped it"] += 1
+    return "; ".join(f"{reason} (x{count})" for reason, count in reasons.most_common())
+
+
+def _timeline(groups: Sequence[Group], started: float) -> list[Event]:
+    """Every compile's phases, laid one after another from the compile's start, in the order in which they begin."""
+    events = []
+    for group in groups:
+        for variant in group.variants:
+            for done in variant.log.compiles:
+                at = done.start - started
+                for phase, seconds in done.phases.items():
+                    events.append(Event(group.path or WHOLE_MODEL, phase, at, seconds))
+                    at += seconds
+    return sorted(events, key=lambda event: event.start)
+
+
+def _device(model: nn.Module | None) -> torch.device | None:
+    if model is None:
+        return None
+    tensor = next(model.parameters(), None)
+    if tensor is None:
+        tensor = next(model.buffers(), None)
+    return None if tensor is None else tensor.device
+
+
+def _processor() -> str:
+    """The processor's name; on Linux ``platform.processor()`` knows only the architecture."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

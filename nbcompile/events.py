@@ -1,0 +1,206 @@
+"""What the compiler did, told region by region.
+
+The compiler keeps a record of every frame it compiled (``torch._dynamo.utils.get_compilation_metrics``) and of every
+graph break. A record names its compile by an id and knows nothing of regions; this module gives each record to the
+region that owns the id. An id becomes a region's when the region's backend is called under it, so a backward graph,
+which is compiled later and in another place, still finds its region.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch._dynamo.utils
+
+
+@dataclass(frozen=True)
+class Compile:
+    """One compile of one frame, forward or backward.
+
+    Attributes:
+        block: path of the block whose call caused it.
+        forward: false for a backward graph.
+        start: seconds since the epoch.
+        seconds: wall time.
+        phases: exclusive seconds by phase, see ``report.PHASES``; they add up to ``seconds``.
+        made_graph: whether code came out of it.
+        recompile_reason: the guard that failed, as the compiler wrote it, if this was a recompile.
+        failure: the compiler's message if it failed, its type first.
+        hit_limit: whether the recompile limit forbade it.
+    """
+
+    block: str
+    forward: bool
+    start: float
+    seconds: float
+    phases: dict[str, float]
+    made_graph: bool
+    recompile_reason: str = ""
+    failure: str = ""
+    hit_limit: bool = False
+
+
+@dataclass(frozen=True)
+class Break:
+    """A graph break: the compiler's reason, and the innermost place in Python code."""
+
+    block: str
+    reason: str
+    location: str
+
+
+@dataclass
+class Log:
+    """What happened to one variant."""
+
+    compiles: list[Compile] = field(default_factory=list)
+    breaks: list[Break] = field(default_factory=list)
+
+
+class Owner(Protocol):
+    """Whoever a compile belongs to."""
+
+    log: Log
+
+
+_lock = threading.RLock()
+_owners: dict[str, tuple[weakref.ref[Any], str]] = {}
+_last_record: Any = None
+_here = threading.local()
+
+
+def frames_seen() -> int:
+    """How often the compiler has looked at a frame in this process; if it did not change, nothing was compiled.
+
+    ``torch._dynamo.utils.counters`` is read as it is documented for users; checked on torch 2.11 and 2.13.
+    """
+    return torch._dynamo.utils.counters["frames"]["total"]
+
+
+def breaks_seen() -> int:
+    """How many graph breaks the compiler has noted in this process."""
+    return len(torch._dynamo.utils.graph_break_reasons)
+
+
+def current_compile_id() -> str:
+    """The id of the compile that is going on in this thread, ``""`` outside of one. Checked on torch 2.11 and 2.13."""
+    from torch._guards import CompileContext
+
+    return str(CompileContext.current_compile_id() or "")
+
+
+def claim(owner: Owner, block: str) -> None:
+    """Say that the compile going on in this thread belongs to ``owner``, caused by a call of ``block``."""
+    compile_id = current_compile_id()
+    if compile_id:
+        with _lock:
+            _owners[compile_id] = (weakref.ref(owner), block)
+
+
+def collect(owner: Owner | None = None, block: str = "", breaks_before: int | None = None) -> None:
+    """Hand all new records to their owners.
+
+    Args:
+        owner: who gets records of forward compiles that nobody claimed: a frame that never reached a backend.
+        block: the block whose call has just ended.
+        breaks_before: :func:`breaks_seen` before that call; later breaks are the owner's.
+    """
+    global _last_record
+    with _lock:
+        records = list(torch._dynamo.utils.get_compilation_metrics())
+        new = records
+        for index in range(len(records) - 1, -1, -1):
+            if records[index] is _last_record:
+                new = records[index + 1 :]
+                break
+        if records:
+            _last_record = records[-1]
+        for record in new:
+            known, caller = _owners.get(record.compile_id or "", (None, ""))
+            found = known() if known is not None else None
+            if found is None and owner is not None and record.is_forward is not False:
+                found, caller = owner, block
+            if found is not None:
+                found.log.compiles.append(_compile(record, caller))
+        if owner is not None and breaks_before is not None:
+            for reason in torch._dynamo.utils.graph_break_reasons[breaks_before:]:
+                owner.log.breaks.append(_break(reason, block))
+
+
+def forget_dead_owners() -> None:
+    """Drop the ids whose owners are gone."""
+    with _lock:
+        for compile_id in [key for key, (owner, _) in _owners.items() if owner() is None]:
+            del _owners[compile_id]
+
+
+def _compile(record: Any, block: str) -> Compile:
+    """A compile from the compiler's own record (a ``CompilationMetrics``)."""
+
+    def seconds(name: str) -> float:
+        return (getattr(record, name, None) or 0) / 1e6
+
+    started, ended = seconds("start_time_us"), seconds("end_time_us")
+    wall = max(ended - started, 0.0)
+    failure = ": ".join(str(part) for part in (record.fail_type, record.fail_reason) if part)
+    hit_limit = "recompile limit" in failure.lower() or "RecompileLimit" in failure
+    return Compile(
+        block=block,
+        forward=record.is_forward is not False,
+        start=started,
+        seconds=wall,
+        phases=split(seconds, wall=wall, forward=record.is_forward is not False),
+        made_graph=bool(record.graph_op_count) and not failure,
+        recompile_reason=record.recompile_reason or "",
+        failure="" if hit_limit else failure,
+        hit_limit=hit_limit,
+    )
+
+
+def split(seconds: Callable[[str], float], *, wall: float, forward: bool) -> dict[str, float]:
+    """Exclusive time per phase, from the compiler's nested totals.
+
+    The records hold whole times: Dynamo's contains AOT autograd's, which contains Inductor's, which contains code
+    generation's, which contains the wait for the C++ or Triton compilers. Each phase here is its own total less what
+    is inside it. All of a backward graph's time is the phase ``backward``, but for its kernels. What the records do not
+    name is ``other``; the phases add up to ``wall``.
+
+    Args:
+        seconds: looks a field of ``CompilationMetrics`` up and gives it in seconds.
+    """
+    kernels = seconds("triton_compile_time_us")  # the name is historical: it is the wait for C++ compilers too
+    codegen = seconds("inductor_code_gen_cumulative_compile_time_us")
+    inductor = seconds("inductor_cumulative_compile_time_us")
+    backward = seconds("backward_cumulative_compile_time_us")
+    phases: dict[str, float]
+    if not forward:
+        phases = {"backward": max(backward, inductor) - kernels, "kernels": kernels}
+    else:
+        aot = seconds("aot_autograd_cumulative_compile_time_us")
+        dynamo = seconds("dynamo_cumulative_compile_time_us")
+        phases = {
+            "dynamo": dynamo - aot,
+            "aot_autograd": aot - inductor - backward,
+            "inductor": inductor - codegen,
+            "codegen": codegen - kernels,
+            "kernels": kernels,
+            "backward": backward,
+        }
+    phases = {name: value for name, value in phases.items() if value > 0}
+    named = sum(phases.values())
+    if named > wall > 0:  # clocks of the parts may overlap by rounding; never claim more than was spent
+        phases = {name: value * wall / named for name, value in phases.items()}
+    elif wall > named:
+        phases["other"] = wall - named
+    return phases
+
+
+def _break(reason: Any, block: str) -> Break:
+    lines = [line.strip() for line in str(reason.reason).splitlines() if line.strip()]
+    stack = [frame for frame in reason.user_stack if "nbcompile" not in frame.filename.replace("\\", "/").split("/")[-2:]]
+    location = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else ""
+    return Break(block, lines[0] if lines else "", location)

@@ -1,0 +1,194 @@
+"""The compiler's words put into the user's: guards, failures, and what sets variants apart."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+REMEDY = (
+    "Let the compiler trace with dynamic sizes (dynamic=True), pad inputs to a few sizes, or turn a number that changes "
+    "into a tensor"
+)
+
+_PLAIN = (bool, int, float, str, type(None))
+_MISSING = object()
+_LOCAL = re.compile(r"L\['(\w+)'\]")
+_LONGEST = 300
+
+
+def guarded_attributes(entries: Sequence[Any]) -> Iterator[tuple[str, object]]:
+    """The plain values on the block that a compile relied on: pairs of source and value.
+
+    Args:
+        entries: what the compiler hands to a ``guard_filter_fn``: one entry a guard, with the source as text.
+    """
+    for entry in entries:
+        source = _LOCAL.sub(r"\1", entry.name)
+        if entry.has_value and isinstance(entry.value, _PLAIN) and source.startswith("block"):
+            if entry.guard_type in ("CONSTANT_MATCH", "EQUALS_MATCH") and _steps(source) is not None:
+                yield source, entry.value
+
+
+def read(block: object, source: str) -> object:
+    """The value at a source such as ``block._modules['attn'].layer_idx``; a marker of its own if there is none."""
+    value = block
+    for kind, name in _steps(source) or ():
+        try:
+            value = getattr(value, name) if kind == "attribute" else value[name]  # type: ignore[index]
+        except (AttributeError, KeyError, IndexError, TypeError):
+            return _MISSING
+    return value
+
+
+def typed(value: object) -> tuple[type, object]:
+    """A value that can be compared strictly: ``True``, ``1`` and ``1.0`` are three values to the compiler."""
+    try:
+        hash(value)
+    except TypeError:
+        return type(value), id(value)
+    return type(value), value
+
+
+def _steps(source: str) -> list[tuple[str, Any]] | None:
+    """A source taken apart into attributes and keys; ``None`` if it holds anything else. Nothing of it is run."""
+    try:
+        node: ast.AST = ast.parse(source, mode="eval").body
+    except SyntaxError:
+        return None
+    steps: list[tuple[str, Any]] = []
+    while not isinstance(node, ast.Name):
+        if isinstance(node, ast.Attribute):
+            steps.append(("attribute", node.attr))
+        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            steps.append(("key", node.slice.value))
+        else:
+            return None
+        node = node.value
+    return steps[::-1] if node.id == "block" else None
+
+
+def attribute_name(source: str) -> str:
+    """A source as a user would write it: ``block._modules['attn'].layer_idx`` is ``attn.layer_idx``."""
+    text = re.sub(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", r".\1", source)
+    return text.removeprefix("block.")
+
+
+def guard(text: str, forward: Callable[..., Any] | None = None) -> str:
+    """A failed guard in the user's terms: the block's arguments by their names, its attributes by their paths."""
+    text = re.sub(r"^\d+/\d+(_\d+)?: ", "", text.strip())
+    text = text.splitlines()[0] if text else "no reason given"
+    text = text.split("  # ")[0].strip()
+    text = _LOCAL.sub(r"\1", text)
+    names = _argument_names(forward)
+    text = re.sub(
+        r"\bargs\[(\d+)\]",
+        lambda match: names[int(match[1])] if int(match[1]) < len(names) else f"argument {match[1]}",
+        text,
+    )
+    text = re.sub(r"\bkwargs\['(\w+)'\]", r"\1", text)
+    text = re.sub(r"\bblock((?:\._(?:modules|parameters|buffers)\['[^']+'\])+)", lambda m: attribute_name("block" + m[1]), text)
+    text = text.replace("block.", "")
+    size = re.search(r"tensor '(.+?)' size mismatch at index (\d+). expected (\S+), actual (\S+)", text)
+    if size:
+        return f"{size[1]} changed its size in dimension {size[2]} from {size[3].rstrip(',')} to {size[4].rstrip('.')}"
+    return text[:_LONGEST]
+
+
+def _argument_names(forward: Callable[..., Any] | None) -> list[str]:
+    if forward is None:
+        return []
+    try:
+        parameters = inspect.signature(forward).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def failure(error: BaseException) -> str:
+    """The compiler's whole message."""
+    return f"{type(error).__name__}: {error}".strip()
+
+
+def failure_line(error: BaseException) -> str:
+    """The message's first line, with the remedy where the cause is known."""
+    cause: BaseException | None = error
+    while cause is not None:
+        text = f"{type(cause).__name__}: {cause}"
+        if "InvalidCxxCompiler" in text or "No working C++ compiler" in text:
+            return (
+                "no working C++ compiler was found, and the inductor backend needs one on a CPU. Install g++ or clang++ (or "
+                "point the environment variable CXX at one), or choose a backend that needs none, such as 'aot_eager'"
+            )
+        if isinstance(cause, PermissionError) or "Read-only file system" in text:
+            return (
+                f"the compiler cannot write: {text}. Point TORCHINDUCTOR_CACHE_DIR at a folder that can be written, and "
+                "start again"
+            )
+        if isinstance(cause, OSError) and "No space left" in text:
+            return f"the disk of the compiler's cache is full: {text}. Free some space or move TORCHINDUCTOR_CACHE_DIR"
+        cause = cause.__cause__ or cause.__context__
+    lines = [line.strip() for line in failure(error).splitlines() if line.strip()]
+    return lines[0][:_LONGEST] if lines else type(error).__name__
+
+
+def variant_names(variants: Sequence[Any]) -> list[str]:
+    """A name for each variant that says what sets it apart from the others of its group.
+
+    Args:
+        variants: objects with ``structure``, ``key`` and ``guarded`` as ``border.Variant`` has them.
+    """
+    if len(variants) == 1:
+        return ["all blocks"]
+    parts: list[list[str]] = [[] for _ in variants]
+    _tell_structures([variant.structure for variant in variants], parts)
+    sources = {source for variant in variants for source in variant.guarded}
+    for source in sorted(sources):
+        seen = [_values(variant.guarded.get(source)) for variant in variants]
+        if len({text for text in seen if text}) > 1:
+            for part, text in zip(parts, seen, strict=True):
+                if text:
+                    part.append(f"{attribute_name(source)}: {text}")
+    for position, words in ((0, ("evaluation", "training")), (1, ("no grad", "grad"))):
+        if len({variant.key[position] for variant in variants}) > 1:
+            for part, variant in zip(parts, variants, strict=True):
+                part.append(words[bool(variant.key[position])])
+    for part, variant in zip(parts, variants, strict=True):
+        if len(variant.key) > 2:
+            part.append("hooked")
+    return [", ".join(part[:4]) or "other blocks" for part in parts]
+
+
+def _values(values: set[tuple[type, object]] | None) -> str:
+    return " or ".join(sorted(str(value) for _, value in values)) if values else ""
+
+
+def _tell_structures(structures: Sequence[tuple[object, ...]], parts: list[list[str]]) -> None:
+    """Name modules that only some blocks have, or that are of another class, or tensors of another size."""
+    if len(set(structures)) == 1:
+        return
+    modules = [{item[0]: item[1] for item in s if isinstance(item, tuple) and len(item) == 2} for s in structures]
+    everywhere = set.intersection(*(set(m) for m in modules))
+    told = False
+    for index, found in enumerate(modules):
+        extra = [name for name in found if name not in everywhere]
+        outermost = [name for name in extra if not any(name != other and name.startswith(f"{other}.") for other in extra)]
+        if outermost:
+            parts[index].append("with " + ", ".join(outermost[:2]))
+            told = True
+        elif any(len(other) > len(found) for other in modules):
+            parts[index].append("without")
+    if told:
+        return
+    for name in sorted(everywhere):
+        kinds = [getattr(m[name], "__name__", str(m[name])) for m in modules]
+        if len(set(kinds)) > 1:
+            for part, kind in zip(parts, kinds, strict=True):
+                part.append(f"{name}: {kind}")
+            return
+    for part, tensors in zip(parts, structures, strict=True):
+        shape = next((item[1] for item in tensors if isinstance(item, tuple) and len(item) == 5), None)
+        if shape is not None:
+            part.append(f"first tensor {list(shape)}")  # type: ignore[call-overload]

@@ -1,0 +1,392 @@
+"""What to compile, and why: a plan made from the model alone. Nothing here compiles, calls or changes a model.
+
+The search goes from the model downwards and looks at the children of each module, those of a ``ModuleList``,
+``Sequential`` or ``ModuleDict`` counting as children too. Two or more siblings of one class are a *set*. A set becomes a
+group of repeated blocks where compiling one block serves others. Where no member of a set equals another (the stages of
+a ResNet, say, each of another width) while the sets inside the members repeat, the search goes on inside.
+"""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from .errors import NoRepeatedBlocksError, UsageError
+
+REST_CHOICES = ("auto", "compile", "eager")
+
+#: A set whose parameters are fewer than this share of the largest set's is not worth a graph of its own.
+_SMALLEST_SHARE = 0.01
+#: A part of the rest is compiled only if it holds at least this share of a block's layers.
+_WORTHWHILE_SHARE = 0.5
+#: Sets inside the members of a set must hold this share of its parameters before the search goes on inside.
+_INNER_COVERAGE = 0.5
+#: A module that torch does not define runs an unknown number of kernels; it counts as this many layers.
+_LAYERS_OF_UNKNOWN = 3
+
+_NO_KERNEL = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+#: Where wrappers keep the module they wrap: FSDP1, activation checkpointing, and what ``torch.compile`` returns.
+_WRAPPED = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
+
+
+@dataclass(frozen=True)
+class PlannedGroup:
+    """Repeated blocks of one container that share compiled code.
+
+    Attributes:
+        path: the container's path in the model, ``""`` for the model itself.
+        class_name: the blocks' class.
+        blocks: the blocks' paths.
+        kinds: number of different structures among them; each needs a graph of its own.
+        reason: why they are regions.
+    """
+
+    path: str
+    class_name: str
+    blocks: tuple[str, ...]
+    kinds: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlannedRest:
+    """A part of the model outside every group; ``decision`` is ``"compile"`` or ``"eager"``."""
+
+    path: str
+    class_name: str
+    decision: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RegionPlan:
+    """What :func:`plan_regions` found. Printing it shows a table."""
+
+    model_class: str
+    groups: tuple[PlannedGroup, ...]
+    rest: tuple[PlannedRest, ...] = field(default=())
+
+    def _rows(self) -> list[tuple[str, str, str, str]]:
+        rows = [("part", "class", "decision", "reason")]
+        for group in self.groups:
+            rows.append(
+                (
+                    f"{group.path or '(model)'} x{len(group.blocks)}",
+                    group.class_name,
+                    "region",
+                    group.reason,
+                )
+            )
+        rows += [(part.path, part.class_name, part.decision, part.reason) for part in self.rest]
+        return rows
+
+    def __str__(self) -> str:
+        rows = self._rows()
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows]
+        return "\n".join([f"Regions of {self.model_class}", *lines])
+
+    def _repr_html_(self) -> str:
+        head, *body = self._rows()
+        cells = "".join(f'<th style="text-align:left">{html.escape(cell)}</th>' for cell in head)
+        lines = "".join(
+            "<tr>" + "".join(f'<td style="text-align:left">{html.escape(cell)}</td>' for cell in row) + "</tr>"
+            for row in body
+        )
+        caption = f"Regions of {html.escape(self.model_class)}"
+        return f"<table><caption>{caption}</caption><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table>"
+
+
+def plan_regions(
+    model: nn.Module, *, rest: str = "auto", regions: Sequence[str | type[nn.Module]] | None = None
+) -> RegionPlan:
+    """Decide which parts of a model to compile on their own. Compiles nothing.
+
+    Args:
+        model: the model to look at.
+        rest: what to do with parts in no group: ``"auto"`` compiles those that are large enough to pay,
+            ``"compile"`` all of them, ``"eager"`` none.
+        regions: blocks chosen by hand instead of found: paths of modules, paths of containers, class names or classes.
+
+    Raises:
+        NoRepeatedBlocksError: nothing repeats; the message lists what the model holds and what to do instead.
+        UsageError: ``model`` is no module, or an argument names something that does not exist.
+    """
+    check_model(model)
+    if rest not in REST_CHOICES:
+        raise UsageError(f"rest takes {', '.join(map(repr, REST_CHOICES))}, not {rest!r}")
+    groups = list(_find_groups(model) if regions is None else _chosen_groups(model, regions))
+    if not groups:
+        raise NoRepeatedBlocksError(_nothing_repeats(model))
+    return RegionPlan(class_name(model), tuple(groups), tuple(_plan_rest(model, groups, rest)))
+
+
+def check_model(model: object) -> None:
+    """Raise :class:`UsageError` unless ``model`` is a module that can be compiled in place."""
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise UsageError(f"{model.__name__} is a class; create the model first: model = {model.__name__}(...)")
+    if not isinstance(model, nn.Module):
+        shown = repr(model)
+        shown = shown if len(shown) <= 60 else shown[:57] + "..."
+        raise UsageError(f"expected a torch.nn.Module, got {type(model).__name__}: {shown}")
+    if "_orig_mod" in model._modules:
+        raise UsageError(
+            f"this is what torch.compile returned for a {class_name(model)}; it compiles the whole model already. "
+            "Pass the model itself: model._orig_mod"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UsageError("a TorchScript module is compiled already; pass the nn.Module that it was made from")
+
+
+def class_name(module: nn.Module) -> str:
+    """The name of a module's class, wrappers (FSDP, checkpointing, torch.compile) taken off."""
+    module = unwrapped(module)
+    for base in type(module).__mro__:
+        # FSDP2 (fully_shard) gives each module a class of its own, derived from FSDPModule and the original
+        if not (base.__name__.startswith("FSDP") and base.__module__.startswith("torch.distributed")):
+            return base.__name__
+    return type(module).__name__
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside wrappers that only add behaviour around it."""
+    while True:
+        inner = next((module._modules[name] for name in _WRAPPED if name in module._modules), None)
+        if inner is None:
+            return module
+        module = inner
+
+
+def structure(module: nn.Module, *, by_identity: bool = False) -> tuple[object, ...]:
+    """What two blocks must have in common to share a graph: their modules' classes and their tensors' kinds.
+
+    Args:
+        by_identity: compare classes themselves rather than their names. The compiler does; a parametrization (weight
+            norm, say) gives each layer a class of its own under one name.
+    """
+    parts: list[object] = []
+    for name, part in module.named_modules():
+        kind = type(part)
+        parts.append((name, kind if by_identity else f"{kind.__module__}.{kind.__qualname__}"))
+        for key, tensor in (*part._parameters.items(), *part._buffers.items()):
+            if tensor is not None:
+                parts.append((key, tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad))
+    return tuple(parts)
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Set:
+    """Siblings of one class."""
+
+    path: str
+    members: list[tuple[str, nn.Module]]
+
+    @property
+    def size(self) -> int:
+        return sum(_parameter_count(module) for _, module in self.members)
+
+    @property
+    def kinds(self) -> int:
+        return len({structure(module) for _, module in self.members})
+
+
+def _find_groups(model: nn.Module) -> Iterator[PlannedGroup]:
+    hints = _hints(model)
+    sets = list(_repeating_sets(model, ""))
+    largest = max((s.size for s in sets), default=0)
+    for found in sets:
+        if found.size >= _SMALLEST_SHARE * largest:
+            yield _planned(found, hints)
+
+
+def _repeating_sets(module: nn.Module, path: str) -> Iterator[_Set]:
+    """The outermost sets below ``module`` whose members share work, in the order of the model."""
+    taken: set[str] = set()
+    for found in _sibling_sets(module, path):
+        inner = [s for name, member in found.members for s in _repeating_sets(member, name)]
+        if found.kinds == len(found.members) and _worth_going_inside(found, inner):
+            continue
+        taken.update(name for name, _ in found.members)
+        yield found
+    for name, child in _children(module, path):
+        if name not in taken:
+            yield from _repeating_sets(child, name)
+
+
+def _sibling_sets(module: nn.Module, path: str) -> Iterator[_Set]:
+    by_class: dict[tuple[str, type], list[tuple[str, nn.Module]]] = {}
+    for name, child in _children(module, path):
+        if _can_be_block(child):
+            container = name.rpartition(".")[0]
+            by_class.setdefault((container, type(unwrapped(child))), []).append((name, child))
+    # classes that a wrapper made one by one share a name only
+    merged: dict[tuple[str, str], list[tuple[str, nn.Module]]] = {}
+    for (container, _), members in by_class.items():
+        merged.setdefault((container, class_name(members[0][1])), []).extend(members)
+    for (container, _), members in merged.items():
+        if len(members) >= 2:
+            yield _Set(container, members)
+
+
+def _children(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    """The children of a module with their paths, each once; a list or dictionary of modules stands for its items."""
+    for name, child in module.named_children():
+        full = f"{path}.{name}" if path else name
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            yield from _children(child, full)
+        else:
+            yield full, child
+
+
+def _can_be_block(module: nn.Module) -> bool:
+    """Whether a module runs more than one kernel: a layer of torch's own is a single one."""
+    if _is_single_kernel(module) or isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        return False
+    return _parameter_count(module) > 0
+
+
+def _worth_going_inside(outer: _Set, inner: list[_Set]) -> bool:
+    if not inner or sum(s.size for s in inner) < _INNER_COVERAGE * outer.size:
+        return False
+    return sum(s.kinds for s in inner) < sum(len(s.members) for s in inner)
+
+
+def _planned(found: _Set, hints: dict[str, str]) -> PlannedGroup:
+    name, kinds, count = class_name(found.members[0][1]), found.kinds, len(found.members)
+    if kinds == 1:
+        reason = f"{count} repeated blocks, one structure"
+    elif kinds < count:
+        reason = f"{count} repeated blocks of {kinds} structures"
+    else:
+        reason = f"{count} blocks of one class, each with tensors of other sizes: a graph each"
+    if name in hints:
+        reason += f"; the model's {hints[name]} names the class too"
+    return PlannedGroup(found.path, name, tuple(path for path, _ in found.members), kinds, reason)
+
+
+def _hints(model: nn.Module) -> dict[str, str]:
+    """Class names that the model's own library declares as blocks, and where it does so."""
+    hints: dict[str, str] = {}
+    for attribute in ("_no_split_modules", "_repeated_blocks"):
+        declared = getattr(model, attribute, None)
+        if isinstance(declared, (list, tuple, set)):
+            hints.update({name: attribute for name in declared if isinstance(name, str)})
+    return hints
+
+
+def _chosen_groups(model: nn.Module, regions: Sequence[str | type[nn.Module]]) -> Iterator[PlannedGroup]:
+    """Groups of the blocks that a user named."""
+    if isinstance(regions, (str, type)):
+        regions = [regions]
+    modules = {name: module for name, module in model.named_modules() if name}
+    chosen: dict[str, nn.Module] = {}
+    for region in regions:
+        chosen.update(_matching(region, modules))
+    for path in list(chosen):
+        outer = next((other for other in chosen if path.startswith(other + ".")), None)
+        if outer is not None:
+            raise UsageError(f"regions names {path!r} and {outer!r}, which contains it; name one of the two")
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for path, module in chosen.items():
+        grouped.setdefault((path.rpartition(".")[0], class_name(module)), []).append(path)
+    for (container, name), paths in grouped.items():
+        kinds = len({structure(modules[path]) for path in paths})
+        yield PlannedGroup(container, name, tuple(paths), kinds, "chosen by hand")
+
+
+def _matching(region: object, modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    if isinstance(region, type):
+        found = {name: module for name, module in modules.items() if isinstance(unwrapped(module), region)}
+    elif isinstance(region, str) and region in modules:
+        module = modules[region]
+        if isinstance(module, _CONTAINERS):
+            found = {f"{region}.{name}": child for name, child in module.named_children()}
+        else:
+            found = {region: module}
+    else:
+        found = {name: module for name, module in modules.items() if class_name(module) == region}
+    if not found:
+        known = sorted({class_name(module) for module in modules.values()})
+        raise UsageError(
+            f"regions: {region!r} is neither the path of a module nor a class in this model. "
+            f"Classes in it: {', '.join(known[:40])}"
+        )
+    return found
+
+
+def _nothing_repeats(model: nn.Module) -> str:
+    seen = Counter(class_name(module) for name, module in model.named_modules() if name)
+    listed = ", ".join(f"{name} x{count}" if count > 1 else name for name, count in seen.most_common(12))
+    return (
+        f"{class_name(model)} has no repeated blocks: no two sibling modules of one class that hold parameters and run "
+        f"more than one kernel. It holds: {listed or 'no modules'}. Use compile_model(model) to compile it as a whole, "
+        "or name the blocks yourself: regions=['path.of.a.module', ...]"
+    )
+
+
+# -- rest -------------------------------------------------------------------------------------------------------------
+
+
+def _plan_rest(model: nn.Module, groups: Sequence[PlannedGroup], rest: str) -> Iterator[PlannedRest]:
+    blocks = {path for group in groups for path in group.blocks}
+    block_layers = max(_layer_count(model.get_submodule(path)) for path in blocks)
+    for path, part in _parts_outside(model, "", blocks):
+        if rest == "auto":
+            decision, reason = _decide(part, block_layers)
+        elif rest == "compile" and not isinstance(part, _NO_KERNEL):
+            decision, reason = "compile", "rest='compile'"
+        else:
+            decision, reason = "eager", "runs no kernel" if rest == "compile" else "rest='eager'"
+        yield PlannedRest(path, class_name(part), decision, reason)
+
+
+def _parts_outside(module: nn.Module, path: str, blocks: set[str]) -> Iterator[tuple[str, nn.Module]]:
+    """The largest modules that neither are nor contain nor lie in a block."""
+    for name, child in module.named_children():
+        full = f"{path}.{name}" if path else name
+        if full in blocks:
+            continue
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)) or any(b.startswith(full + ".") for b in blocks):
+            yield from _parts_outside(child, full, blocks)
+        else:
+            yield full, child
+
+
+def _decide(part: nn.Module, block_layers: int) -> tuple[str, str]:
+    layers = _layer_count(part)
+    if layers == 0:
+        return "eager", "runs no kernel in evaluation"
+    if layers == 1:
+        return "eager", "runs one kernel: nothing to fuse"
+    if layers < _WORTHWHILE_SHARE * block_layers:
+        return "eager", "runs once a step and is small beside a block: a graph of its own would not pay"
+    return "compile", "runs once a step and is as large as a block"
+
+
+def _layer_count(module: nn.Module) -> int:
+    """Roughly how many kernels a module launches: its layers, one of unknown making counting as several."""
+    return sum(
+        0 if isinstance(part, _NO_KERNEL) else 1 if _is_single_kernel(part) else _LAYERS_OF_UNKNOWN
+        for part in module.modules()
+        if not any(True for _ in part.children())
+    )
+
+
+def _is_single_kernel(module: nn.Module) -> bool:
+    """Whether a module is one of torch's own layers, which launch one kernel each."""
+    if any(True for _ in module.children()):
+        return False
+    return type(module).__module__.startswith(("torch.nn.modules.", "torch.nn.quantized.", "torch.ao.nn."))
+
+
+def _parameter_count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
