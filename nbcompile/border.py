@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch import nn
-from torch._dynamo.exc import TorchDynamoException, TorchRuntimeError
+from torch._dynamo.exc import RestartAnalysis, SkipFrame, TorchDynamoException, TorchRuntimeError
 
 from . import events, explain
 from .errors import CompilationError, CompilationWarning
@@ -31,10 +31,19 @@ _serial = itertools.count(1)
 
 
 class _Call(threading.local):
-    """The block that this thread is calling."""
+    """The call of a block that this thread is in.
+
+    Attributes:
+        block: the block's path.
+        ran_eager: set when the region's own frame runs uncompiled.
+        breaks: :func:`events.breaks_seen` when the call began.
+        graphs_run: number of compiled graphs run, counted only once a graph break has split the block.
+    """
 
     block: str = ""
     ran_eager: bool = False
+    breaks: int = 0
+    graphs_run: int = 0
 
 
 _call = _Call()
@@ -53,7 +62,7 @@ class Variant:
 
     Attributes:
         structure: see ``regions.structure``; every block that uses this variant has it.
-        key: the circumstances it is for: training flag, grad mode, hooks in force.
+        key: the circumstances it is for: training flag, whether its input takes part in a gradient, hooks in force.
         guarded: attributes of the block that the compiler relied on, each with the values it was compiled for.
         blocks: paths of the blocks that use it.
         log: what the compiler did for it.
@@ -68,6 +77,7 @@ class Variant:
         self.blocks: set[str] = set()
         self.log = events.Log()
         self.failure = ""
+        self.most_graphs_run = 0
         self._hooks = list(hooks)  # keeps their ids, which are part of the key, from being given to other objects
         plugin = group.plugin
         options, filter_guards = _without_guard_filter(plugin.options)
@@ -82,6 +92,20 @@ class Variant:
     def suits(self, block: nn.Module) -> bool:
         """Whether the block has the values that this variant was compiled for."""
         return all(explain.typed(explain.read(block, source)) in values for source, values in self.guarded.items())
+
+    def ran_compiled(self) -> bool:
+        """Whether the call that has just ended in this thread ran compiled code all the way.
+
+        Past a graph break the compiler goes on in the functions that the block calls, each with versions and a limit of
+        its own; then what counts is whether as many graphs ran as in the best call so far.
+        """
+        if _call.ran_eager or self.failure:
+            return False
+        if not self.log.breaks:
+            return True
+        self.most_graphs_run = max(self.most_graphs_run, _call.graphs_run)
+        limited = any(done.hit_limit for done in self.log.compiles)
+        return _call.graphs_run == self.most_graphs_run > 0 or (_call.graphs_run > 0 and not limited)
 
     def fail(self, error: BaseException) -> None:
         """Note that compiling failed, and say so once for the group."""
@@ -142,10 +166,10 @@ class Region:
         self.eager_reason = ""
         group.regions.append(self)
 
-    def hooked_key(self, training: bool, grad: bool) -> tuple[tuple[object, ...], list[Any]]:
+    def hooked_key(self, key: tuple[object, ...]) -> tuple[tuple[object, ...], list[Any]]:
         """The key of a call under hooks, and those hooks: traced code holds the hooks it was traced with."""
         hooks = [hook for dictionary in self.hooks for hook in dictionary.values()]
-        return (training, grad, *map(id, hooks)), hooks
+        return (*key, *map(id, hooks)), hooks
 
     def pick(self, key: tuple[object, ...], hooks: Sequence[Any]) -> Variant | None:
         """The variant for this call; ``None`` if the block had better run eager."""
@@ -179,6 +203,13 @@ class Region:
         return getattr(block, "forward", None)
 
 
+def _gradients(args: tuple[Any, ...]) -> str:
+    """Whether the block's input takes part in a gradient, in words for a variant's name."""
+    if not args or not isinstance(args[0], torch.Tensor):
+        return "gradients on"
+    return "input with gradient" if args[0].requires_grad else "input without gradient"
+
+
 def make_border(block: nn.Module, region: Region) -> Callable[..., Any]:
     """The function for the block's slot. It holds the block; the region only looks at it weakly."""
     call_impl = block._call_impl
@@ -191,9 +222,10 @@ def make_border(block: nn.Module, region: Region) -> Callable[..., Any]:
         if is_compiling() or is_tracing():  # someone compiles or traces the model around us: be invisible
             return call_impl(*args, **kwargs)
         hooks: Sequence[Any] = ()
-        key: tuple[object, ...] = (block.training, is_grad_enabled())
+        # The first block's input often needs no gradient where all others' do: to the compiler that is another graph.
+        key: tuple[object, ...] = (block.training, _gradients(args) if is_grad_enabled() else "gradients off")
         if any(region.hooks):
-            key, hooks = region.hooked_key(*key)  # type: ignore[arg-type]
+            key, hooks = region.hooked_key(key)
         variant = table.get(key) or region.pick(key, hooks)
         if variant is None or variant.failure:
             region.compiled = False
@@ -201,11 +233,14 @@ def make_border(block: nn.Module, region: Region) -> Callable[..., Any]:
                 region.eager_reason = "compiling failed"
             return call_impl(*args, **kwargs)
         frames, breaks = frames_seen(), breaks_seen()
-        outer = _call.block, _call.ran_eager
-        _call.block, _call.ran_eager = region.path, False
+        outer = _call.block, _call.ran_eager, _call.breaks, _call.graphs_run
+        _call.block, _call.ran_eager, _call.breaks, _call.graphs_run = region.path, False, breaks, 0
         try:
             result = variant.call(block, args, kwargs)
-            region.compiled = not (_call.ran_eager or variant.failure)
+            if frames_seen() != frames:
+                region.after_compile(variant, breaks)
+                frames = frames_seen()
+            region.compiled = variant.ran_compiled()
         except TorchDynamoException as error:
             region.compiled = False
             if breaks_seen() != breaks:
@@ -216,8 +251,8 @@ def make_border(block: nn.Module, region: Region) -> Callable[..., Any]:
                 variant.fail(error)
             return call_impl(*args, **kwargs)
         finally:
-            _call.block, _call.ran_eager = outer
-            if frames_seen() != frames:
+            _call.block, _call.ran_eager, _call.breaks, _call.graphs_run = outer
+            if frames_seen() != frames:  # an exception came out of a compile
                 region.after_compile(variant, breaks)
         return result
 
@@ -291,16 +326,36 @@ class _Backend:
         if variant is not None:
             events.claim(variant, _call.block)
         try:
-            return self._inner(graph, inputs)  # type: ignore[no-any-return]
+            compiled = self._inner(graph, inputs)
+            return _counted(compiled) if events.breaks_seen() != _call.breaks else compiled  # type: ignore[no-any-return]
+        except (RestartAnalysis, SkipFrame):
+            raise  # no failures: this is how a backend asks Dynamo to trace again, or not at all
         except Exception as error:
             if self._fullgraph or variant is None:
                 raise
             variant.fail(error)
             return graph.forward  # type: ignore[no-any-return]
 
+    def __eq__(self, other: object) -> bool:
+        # Behind a graph break, code of the model's own functions is shared by variants: equal settings, same code.
+        return isinstance(other, _Backend) and (self._inner, self._fullgraph) == (other._inner, other._fullgraph)
+
+    def __hash__(self) -> int:
+        return hash(self.__name__)
+
     def reset(self) -> None:
         if hasattr(self._inner, "reset"):
             self._inner.reset()
+
+
+def _counted(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled graph that counts its runs; only for blocks that a graph break has split."""
+
+    def run(*args: Any) -> Any:
+        _call.graphs_run += 1
+        return compiled(*args)
+
+    return run
 
 
 def _torch_backend(backend: Backend | None, mode: str | None, options: dict[str, Any] | None, dynamic: bool | None) -> Any:

@@ -137,7 +137,7 @@ def _group(group: Group, reason: str) -> GroupReport:
         variants=[_variant(v, name) for v, name in zip(used, explain.variant_names(used), strict=True)] if used else [],
         compile_seconds=times.seconds,
         recompiles=[again for variant in used for again in _recompiles(variant, forward)],
-        graph_breaks=[GraphBreak(b.block, b.reason, b.location) for variant in used for b in variant.log.breaks],
+        graph_breaks=_breaks(used),
         phases=times.phases,
         blocks=[region.path for region in group.regions],
         reason=reason,
@@ -168,6 +168,12 @@ def _recompiles(variant: Variant, forward: Any) -> list[Recompile]:
         for done in variant.log.compiles
         if done.recompile_reason and done.forward
     ]
+
+
+def _breaks(variants: Sequence[Variant]) -> list[GraphBreak]:
+    """Each place once a block: the compiler meets it again for every version."""
+    found = dict.fromkeys(broken for variant in variants for broken in variant.log.breaks)
+    return [GraphBreak(broken.block, broken.reason, broken.location) for broken in found]
 
 
 def _eager_reason(regions: Sequence[Region]) -> str:

@@ -151,10 +151,12 @@ def variant_names(variants: Sequence[Any]) -> list[str]:
             for part, text in zip(parts, seen, strict=True):
                 if text:
                     part.append(f"{attribute_name(source)}: {text}")
-    for position, words in ((0, ("evaluation", "training")), (1, ("no grad", "grad"))):
-        if len({variant.key[position] for variant in variants}) > 1:
-            for part, variant in zip(parts, variants, strict=True):
-                part.append(words[bool(variant.key[position])])
+    if len({variant.key[0] for variant in variants}) > 1:
+        for part, variant in zip(parts, variants, strict=True):
+            part.append("training" if variant.key[0] else "evaluation")
+    if len({variant.key[1] for variant in variants}) > 1:
+        for part, variant in zip(parts, variants, strict=True):
+            part.append(str(variant.key[1]))
     for part, variant in zip(parts, variants, strict=True):
         if len(variant.key) > 2:
             part.append("hooked")
