@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 import types
 import warnings
 import weakref
@@ -36,12 +37,14 @@ class _Call(threading.local):
     Attributes:
         block: the block's path.
         ran_eager: set when the region's own frame runs uncompiled.
-        breaks: :func:`events.breaks_seen` when the call began.
+        began: when the call began, in seconds since the epoch.
+        breaks: :func:`events.breaks_seen` when it began.
         graphs_run: number of compiled graphs run, counted only once a graph break has split the block.
     """
 
     block: str = ""
     ran_eager: bool = False
+    began: float = 0.0
     breaks: int = 0
     graphs_run: int = 0
 
@@ -184,9 +187,9 @@ class Region:
             variant = self.table[key] = self.group.choose(self, key, hooks)
         return variant
 
-    def after_compile(self, variant: Variant, breaks_before: int) -> None:
-        """Take the compiler's records of the call that has just ended, and look at the block afresh."""
-        events.collect(variant, self.path, breaks_before)
+    def after_compile(self, variant: Variant) -> None:
+        """Take the compiler's records of the call that is just ending, and look at the block afresh."""
+        events.collect(variant, self.path, since=_call.began, breaks_before=_call.breaks)
         block = self.block()
         if block is not None:  # a new guard may mean that modules were exchanged: their hooks are other dictionaries
             self.hooks = hook_dictionaries(block)
@@ -216,7 +219,7 @@ def make_border(block: nn.Module, region: Region) -> Callable[..., Any]:
     table = region.table
     is_compiling, is_tracing = torch.compiler.is_compiling, torch.jit.is_tracing
     is_grad_enabled = torch.is_grad_enabled
-    frames_seen, breaks_seen = events.frames_seen, events.breaks_seen
+    frames_seen, breaks_seen, now = events.frames_seen, events.breaks_seen, time.time
 
     def border(*args: Any, **kwargs: Any) -> Any:
         if is_compiling() or is_tracing():  # someone compiles or traces the model around us: be invisible
@@ -232,18 +235,19 @@ def make_border(block: nn.Module, region: Region) -> Callable[..., Any]:
             if variant is not None:
                 region.eager_reason = "compiling failed"
             return call_impl(*args, **kwargs)
-        frames, breaks = frames_seen(), breaks_seen()
-        outer = _call.block, _call.ran_eager, _call.breaks, _call.graphs_run
-        _call.block, _call.ran_eager, _call.breaks, _call.graphs_run = region.path, False, breaks, 0
+        frames = frames_seen()
+        outer = dict(_call.__dict__)
+        _call.block, _call.began, _call.ran_eager = region.path, now(), False
+        _call.breaks, _call.graphs_run = breaks_seen(), 0
         try:
             result = variant.call(block, args, kwargs)
             if frames_seen() != frames:
-                region.after_compile(variant, breaks)
+                region.after_compile(variant)
                 frames = frames_seen()
             region.compiled = variant.ran_compiled()
         except TorchDynamoException as error:
             region.compiled = False
-            if breaks_seen() != breaks:
+            if breaks_seen() != _call.breaks:
                 raise  # code before the break has run: running the block again could do things twice
             if variant.group().plugin.fullgraph:  # type: ignore[union-attr]
                 raise _fullgraph_error(region, variant, error) from error
@@ -251,9 +255,9 @@ def make_border(block: nn.Module, region: Region) -> Callable[..., Any]:
                 variant.fail(error)
             return call_impl(*args, **kwargs)
         finally:
-            _call.block, _call.ran_eager, _call.breaks, _call.graphs_run = outer
             if frames_seen() != frames:  # an exception came out of a compile
-                region.after_compile(variant, breaks)
+                region.after_compile(variant)
+            _call.__dict__.update(outer)
         return result
 
     return border

@@ -150,7 +150,7 @@ def compile_regions(
     settings = _settings(plugin, fullgraph, dynamic, backend, mode, options, disable)
     plan = plan_regions(model, rest=rest, regions=regions)
     _refuse_offloaded(model, [path for group in plan.groups for path in group.blocks])
-    _adopt(model, Compilation(model, settings, strategy="regional", plan=plan, rest=rest))
+    adopt(model, Compilation(model, settings, strategy="regional", plan=plan, rest=rest))
     return model
 
 
@@ -176,7 +176,7 @@ def compile_model(
     check_model(model)
     settings = _settings(plugin, fullgraph, dynamic, backend, mode, options, disable)
     _refuse_offloaded(model, [""])
-    _adopt(model, Compilation(model, settings, strategy="full", plan=None))
+    adopt(model, Compilation(model, settings, strategy="full", plan=None))
     return model
 
 
@@ -227,7 +227,7 @@ def current(model: nn.Module) -> Compilation | None:
     return compilation if compilation is not None and compilation.model() is model else None
 
 
-def _adopt(model: nn.Module, compilation: Compilation) -> None:
+def adopt(model: nn.Module, compilation: Compilation) -> None:
     """Put a compilation to work in place of the one the model had."""
     restore(model)
     compilation.install()

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from . import __version__, explain
+from .plugin import TorchDynamoPlugin, backend_name
 from .border import Group, Region, Variant
 from .regions import class_name
 from .report import Event, GraphBreak, Recompile, RegionTime, Report, Rest
@@ -64,7 +65,7 @@ def new_report(model: nn.Module | None) -> Report:
 
 def environment(model: nn.Module | None = None) -> dict[str, Any]:
     """Versions, device and processor: what a reader needs to judge a time."""
-    device = _device(model)
+    device = device_of(model)
     facts: dict[str, Any] = {
         "nbcompile": __version__,
         "python": platform.python_version(),
@@ -87,7 +88,7 @@ def model_facts(model: nn.Module | None) -> dict[str, Any]:
         return {}
     parameters = list(model.parameters())
     dtypes = Counter(str(p.dtype).removeprefix("torch.") for p in parameters)
-    device = _device(model)
+    device = device_of(model)
     return {
         "class_name": class_name(model),
         "parameters": sum(p.numel() for p in parameters),
@@ -199,13 +200,19 @@ def _timeline(groups: Sequence[Group], started: float) -> list[Event]:
     return sorted(events, key=lambda event: event.start)
 
 
-def _device(model: nn.Module | None) -> torch.device | None:
+def device_of(model: nn.Module | None) -> torch.device | None:
+    """Where a model's first parameter or buffer lies."""
     if model is None:
         return None
     tensor = next(model.parameters(), None)
     if tensor is None:
         tensor = next(model.buffers(), None)
     return None if tensor is None else tensor.device
+
+
+def backend_of(plugin: TorchDynamoPlugin) -> str:
+    """The name of a plugin's backend, for people."""
+    return backend_name(plugin.backend)
 
 
 def _processor() -> str:

@@ -101,13 +101,14 @@ def claim(owner: Owner, block: str) -> None:
             _owners[compile_id] = (weakref.ref(owner), block)
 
 
-def collect(owner: Owner | None = None, block: str = "", breaks_before: int | None = None) -> None:
+def collect(owner: Owner | None = None, block: str = "", *, since: float = 0.0, breaks_before: int = 0) -> None:
     """Hand all new records to their owners.
 
     Args:
-        owner: who gets records of forward compiles that nobody claimed: a frame that never reached a backend.
+        owner: who gets records of forward compiles that nobody claimed: frames that never reached a backend.
         block: the block whose call has just ended.
-        breaks_before: :func:`breaks_seen` before that call; later breaks are the owner's.
+        since: when that call began, in seconds since the epoch; earlier records are not the owner's.
+        breaks_before: :func:`breaks_seen` when it began; later breaks are the owner's.
     """
     global _last_record
     with _lock:
@@ -123,10 +124,11 @@ def collect(owner: Owner | None = None, block: str = "", breaks_before: int | No
             known, caller = _owners.get(record.compile_id or "", (None, ""))
             found = known() if known is not None else None
             if found is None and owner is not None and record.is_forward is not False:
-                found, caller = owner, block
+                if (record.start_time_us or 0) / 1e6 >= since:
+                    found, caller = owner, block
             if found is not None:
                 found.log.compiles.append(_compile(record, caller))
-        if owner is not None and breaks_before is not None:
+        if owner is not None:
             for reason in torch._dynamo.utils.graph_break_reasons[breaks_before:]:
                 owner.log.breaks.append(_break(reason, block))
 

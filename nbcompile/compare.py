@@ -1,0 +1,284 @@
+"""Strategies side by side, on the user's own model and step.
+
+Each compiled strategy starts with an empty compiler cache; what the compiler does once a process is done before, and
+told apart. Steady rounds of all strategies are interleaved. Whatever the user had compiled is put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import compiler, describe, measure
+from .compiler import Compilation
+from .errors import NbcompileError, UsageError
+from .plugin import Backend, TorchDynamoPlugin
+from .regions import check_model, class_name, plan_regions
+from .report import Report, Strategy
+
+STRATEGIES = ("eager", "regional", "full")
+
+
+def compare(
+    model: nn.Module,
+    step: Callable[[], Any],
+    strategies: Sequence[str] = STRATEGIES,
+    *,
+    fullgraph: bool | None = None,
+    dynamic: bool | None = None,
+    backend: Backend | None = None,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    plugin: TorchDynamoPlugin | None = None,
+    rest: str = "auto",
+    regions: Sequence[str | type[nn.Module]] | None = None,
+    rounds: int = 5,
+    calls: int | None = None,
+    keep: str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Report:
+    """Measure cold start, steady state, memory and difference from eager of several strategies.
+
+    Args:
+        model: the model; what was compiled for it before is there again afterwards.
+        step: runs the model once, as in ``lambda: model(**batch)``; what it returns is compared with eager's.
+        strategies: any of ``"eager"``, ``"regional"``, ``"full"``, in the order in which they are measured.
+        rounds: timed rounds for the steady state, interleaved over the strategies.
+        calls: calls per round; by default as many as take half a second.
+        keep: a strategy that stays on the model afterwards, in place of what was there.
+        progress: called with a line of text as the work goes on.
+
+    The other keywords are those of :func:`nbcompile.compile_regions`.
+
+    Raises:
+        UsageError: a wrong argument, or a step that never calls the model.
+        Exception: whatever the step raises when it runs eager. A strategy that fails to compile is a line in the report.
+    """
+    check_model(model)
+    _check_arguments(step, strategies, keep, rounds, calls)
+    if plugin is None:
+        plugin = TorchDynamoPlugin(backend=backend, mode=mode, fullgraph=fullgraph, dynamic=dynamic, options=options)
+    plan = plan_regions(model, rest=rest, regions=regions) if "regional" in strategies else None
+    tell = progress or (lambda line: None)
+    with _put_back(model) as outcome:
+        comparison = _Comparison(model, step, plugin, tell)
+        comparison.reference()
+        if any(name != "eager" for name in strategies):
+            comparison.start_up()
+        for name in strategies:
+            if name != "eager":
+                comparison.cold(name, plan if name == "regional" else None, rest)
+        comparison.steady(strategies, rounds, calls)
+        comparison.memory()
+        result = comparison.report(strategies)
+        if keep is not None and keep != "eager":
+            outcome.kept = comparison.compilations.get(keep)
+        outcome.take_off = keep == "eager"
+    return result
+
+
+def _check_arguments(
+    step: object, strategies: Sequence[str], keep: str | None, rounds: int, calls: int | None
+) -> None:
+    if not callable(step):
+        raise UsageError(
+            f"step is to be a function that runs the model once, such as lambda: model(**batch), not {type(step).__name__}"
+        )
+    if isinstance(strategies, str) or not strategies:
+        raise UsageError(f"strategies takes a list of names out of {', '.join(STRATEGIES)}, not {strategies!r}")
+    for name in strategies:
+        if name not in STRATEGIES:
+            raise UsageError(f"there is no strategy {name!r}; those that exist: {', '.join(STRATEGIES)}")
+    if keep is not None and keep not in strategies:
+        raise UsageError(f"keep={keep!r} is not among the strategies that are measured: {', '.join(strategies)}")
+    for what, number in (("rounds", rounds), ("calls", calls)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise UsageError(f"{what} takes a whole number from 1 on, not {number!r}")
+
+
+class _Outcome:
+    """What is to be on the model once the comparison is over."""
+
+    kept: Compilation | None = None
+    take_off: bool = False
+
+
+@contextlib.contextmanager
+def _put_back(model: nn.Module) -> Iterator[_Outcome]:
+    """Take the user's compilation off the model and put it back at the end, however that comes."""
+    before = compiler.current(model)
+    was_installed = before is not None and before.installed
+    outcome = _Outcome()
+    if before is not None:
+        before.uninstall()
+    try:
+        yield outcome
+    finally:
+        if outcome.kept is not None:
+            compiler.adopt(model, outcome.kept)
+        elif outcome.take_off:
+            compiler.restore(model)
+        elif before is not None and was_installed:
+            before.install()
+
+
+class _Comparison:
+    """The measurements of one call of :func:`compare`."""
+
+    def __init__(
+        self, model: nn.Module, step: Callable[[], Any], plugin: TorchDynamoPlugin, tell: Callable[[str], None]
+    ) -> None:
+        self.model, self.step, self.plugin, self.tell = model, step, plugin, tell
+        self.device = describe.device_of(model)
+        self.compilations: dict[str, Compilation] = {}
+        self.figures: dict[str, Strategy] = {}
+        self.notes: list[str] = []
+        self.expected: Any = None
+
+    def reference(self) -> None:
+        """Run the step eager: what every strategy's result is held against."""
+        self.tell("eager: first call")
+        with _calls_of(self.model) as called, measure.same_randomness():
+            result, seconds = measure.first_call(self.step, self.device)
+        if not called:
+            raise UsageError(
+                f"the step never called the model (a {class_name(self.model)}) nor a part of it; it has to run the model "
+                "once, as in lambda: model(**batch)"
+            )
+        self.expected = measure.snapshot(result)
+        with measure.same_randomness():
+            again = measure.snapshot(self.step())
+        difference = measure.max_abs_diff(self.expected, again)
+        self.figures["eager"] = Strategy(cold_seconds=seconds, cold_repeats=1, graphs=0)
+        if difference is None:
+            self.notes.append("the step returns nothing that could be compared; let it return the model's output")
+        elif difference > 0:
+            self.notes.append(
+                f"two eager runs of the step differ by {difference:.2g} (it changes the model, or draws random numbers of its "
+                "own); a difference of that size between strategies means nothing"
+            )
+
+    def start_up(self) -> None:
+        """Have the compiler do what it does once a process, so that no strategy bears it alone."""
+        self.tell(f"start-up of the {describe.backend_of(self.plugin)} compiler")
+        try:
+            with measure.empty_compiler_cache():
+                seconds = measure.start_up(self.plugin.backend)
+        except Exception as error:  # the strategies will say what is wrong, each for itself
+            self.notes.append(f"the compiler's start-up failed: {type(error).__name__}")
+        else:
+            self.notes.append(
+                f"before the first cold start the compiler was started with a trivial function ({seconds:.2g} s); cold "
+                "starts do not contain that"
+            )
+
+    def cold(self, name: str, plan: Any, rest: str) -> None:
+        """Compile with an empty cache, and hold the result against eager's."""
+        self.tell(f"{name}: cold start (compiling)")
+        figures = self.figures[name] = Strategy()
+        compilation = Compilation(self.model, self.plugin, strategy=name, plan=plan, rest=rest)
+        compilation.install()
+        try:
+            with measure.empty_compiler_cache():
+                with measure.same_randomness():
+                    result, seconds = measure.first_call(self.step, self.device)
+                figures.cold_seconds, figures.cold_repeats = seconds, 1
+                figures.max_abs_diff = measure.max_abs_diff(self.expected, measure.snapshot(result))
+                self.step()  # a second call may compile once more, as gradients or sizes turn out otherwise
+        except NbcompileError as error:
+            figures.failure = str(error)
+        except Exception as error:
+            figures.failure = f"{type(error).__name__}: {error}"
+        finally:
+            compilation.uninstall()
+        figures.regions = [
+            describe.region_time(group) for group in (*compilation.groups, *compilation.rest_groups) if group.variants
+        ]
+        figures.graphs = compilation.graphs()
+        failures = [variant.failure for group in compilation.groups for variant in group.variants if variant.failure]
+        if failures and not figures.failure:
+            figures.failure = failures[0]
+        if figures.failure:
+            self.tell(f"{name}: failed")
+        else:
+            self.compilations[name] = compilation
+            compiled_blocks = sum(1 for group in compilation.groups for region in group.regions if region.compiled)
+            if compiled_blocks == 0:
+                figures.notes.append("nothing of it ran compiled; the figures are eager's")
+
+    def steady(self, strategies: Sequence[str], rounds: int, calls: int | None) -> None:
+        """Time later calls, the rounds of all strategies interleaved."""
+        conditions = {name: self._under(name) for name in strategies if name == "eager" or name in self.compilations}
+        timings = measure.interleaved(conditions, self.step, rounds=rounds, calls=calls, progress=self.tell)
+        for name, timing in timings.items():
+            figures = self.figures[name]
+            figures.steady_seconds, figures.steady_spread = timing.median, timing.spread
+            figures.steady_repeats = timing.rounds
+        eager = self.figures["eager"]
+        for name in self.compilations:
+            figures = self.figures[name]
+            if None not in (eager.steady_seconds, figures.steady_seconds, figures.cold_seconds):
+                figures.break_even_calls = measure.break_even(
+                    figures.cold_seconds,  # type: ignore[arg-type]
+                    figures.steady_seconds,  # type: ignore[arg-type]
+                    eager.steady_seconds,  # type: ignore[arg-type]
+                    max(figures.steady_spread or 0.0, eager.steady_spread or 0.0),
+                )
+
+    def memory(self) -> None:
+        """The largest memory in use during one later call."""
+        for name in ("eager", *self.compilations):
+            self.tell(f"{name}: memory")
+            with self._under(name)():
+                self.figures[name].peak_bytes = measure.peak_bytes(self.step, self.device)
+
+    def report(self, strategies: Sequence[str]) -> Report:
+        """Everything measured, with the regional compilation's groups if there is one."""
+        shown = next((self.compilations[n] for n in ("regional", "full") if n in self.compilations), None)
+        if shown is not None:
+            with self._under(shown.strategy)():
+                result = shown.report()
+        else:
+            result = describe.new_report(self.model)
+            result.settings = {"strategy": "eager", **self.plugin.to_dict()}
+        result.strategies = {name: self.figures[name] for name in strategies}
+        result.notes += self.notes
+        return result
+
+    def _under(self, name: str) -> Callable[[], contextlib.AbstractContextManager[None]]:
+        """A function that makes a context in which the model runs under a strategy."""
+        compilation = self.compilations.get(name)
+
+        @contextlib.contextmanager
+        def condition() -> Iterator[None]:
+            if compilation is not None:
+                compilation.install()
+            try:
+                yield
+            finally:
+                if compilation is not None:
+                    compilation.uninstall()
+
+        return condition
+
+
+@contextlib.contextmanager
+def _calls_of(model: nn.Module) -> Iterator[list[bool]]:
+    """Notes whether the model or a part of it is called; the list stays empty if not."""
+    modules, called, lock = {id(module) for module in model.modules()}, [], threading.Lock()
+
+    def note(module: nn.Module, _: Any) -> None:
+        if not called and id(module) in modules:
+            with lock:
+                called.append(True)
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        yield called
+    finally:
+        handle.remove()

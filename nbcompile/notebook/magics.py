@@ -1,0 +1,348 @@
+"""The magics ``%%compile_regional`` and ``%nbcompile``: they parse, call the core and show what it returns."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from IPython.core.error import UsageError as MagicUsageError
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+
+from ..errors import NbcompileError, UsageError
+from .lookup import evaluate_model, is_compiled, model_in_body, only_model, unquote
+from .output import CellOutput
+from .step import Step
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from ..report import Report
+
+_DYNAMIC = {"auto": None, "true": True, "false": False}
+_COMMANDS = {
+    "plan": "which parts of the model would be compiled, and why; compiles nothing",
+    "report": "what compiled so far, how long it took, why again, what fell back to eager",
+    "restore": "make the model as if it had never been compiled",
+    "doctor": "check what compiling needs: torch, the compiler, the cache, packages",
+}
+
+
+@magics_class
+class NbcompileMagics(Magics):
+    """The magics of this package. ``%%compile_regional?`` and ``%nbcompile?`` show their manuals."""
+
+    shell: Any  # IPython declares it optional; a registered magic always has one
+
+    @no_var_expand
+    @cell_magic
+    @magic_arguments("%compile_regional")  # a cell magic: the usage line of IPython's manual adds only one %
+    @argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="""The model to compile: a variable or any expression that gives a torch.nn.Module; put one with spaces
+        in quotes. Left out: the one model that the cell's body uses.""",
+    )
+    @argument(
+        "--backend",
+        metavar="NAME",
+        help="""The compiler: a name from torch.compiler.list_backends(exclude_tags=()), or a variable that holds a
+        callable. Default: inductor.""",
+    )
+    @argument("--mode", metavar="NAME", help="A key of torch._inductor.list_mode_options(), such as max-autotune.")
+    @argument(
+        "--fullgraph",
+        action="store_true",
+        help="Fail where the compiler would have to return to Python inside a block.",
+    )
+    @argument(
+        "--dynamic",
+        choices=tuple(_DYNAMIC),
+        default="auto",
+        help="Compile for sizes that change: true, false, or auto: once a size has changed. Default: auto.",
+    )
+    @argument(
+        "--options",
+        metavar="DICT",
+        help="""Options of the backend, a dictionary in Python or JSON, in quotes if it has spaces:
+        --options '{"max_autotune": True}', or a variable that holds one. Not together with --mode.""",
+    )
+    @argument(
+        "--rest",
+        choices=("auto", "compile", "eager"),
+        default="auto",
+        help="What to do with the parts outside the repeated blocks. Default: auto: compile them where it pays.",
+    )
+    @argument(
+        "--compare",
+        metavar="NAMES",
+        default="eager",
+        help="""What to measure beside regional compilation, separated by commas: eager, full, or none. Compiling the
+        full model can take minutes. Without eager there is no speed-up and no difference to tell. Default: eager.""",
+    )
+    @argument(
+        "-n",
+        dest="calls",
+        type=int,
+        metavar="CALLS",
+        help="Calls per timed round. Default: chosen automatically.",
+    )
+    @argument("-r", dest="rounds", type=int, metavar="ROUNDS", default=5, help="Timed rounds. Default: 5.")
+    @argument("-q", dest="quiet", action="store_true", help="Quiet: show nothing.")
+    @argument("-o", dest="output", action="store_true", help="Return the Report, as the cell's result.")
+    @argument("-v", dest="verbose", action="store_true", help="Show more: all tables as text below the figure.")
+    @argument("--html", metavar="FILE", help="Also write the report to FILE, a web page without any script.")
+    @argument("--overwrite", action="store_true", help="Let --html replace a file that exists.")
+    def compile_regional(self, line: str, cell: str) -> Report | None:
+        """Compile a model block by block, run the cell's body with it, and show what it was worth.
+
+        The body is one step: it is run several times, compiled and for comparison uncompiled, and timed. What it
+        assigns stays, as in any cell, and the model stays compiled afterwards (%nbcompile restore takes it back).
+        The last value that it computes is compared with that of the uncompiled model.
+
+            %%compile_regional model
+            with torch.no_grad():
+                out = model(**batch)
+        """
+        __tracebackhide__ = True  # a traceback is about the user's cell
+        with _plain_errors():
+            args = _parse(self.compile_regional, line)
+            settings = self._settings(args)
+            page = _writable(args.html, args.overwrite)
+            step = Step(self.shell, cell)
+            model = (
+                model_in_body(step.names, self.shell.user_ns)
+                if args.model is None
+                else evaluate_model(args.model, self.shell)
+            )
+        output = CellOutput(self.shell, quiet=args.quiet)
+        try:
+            report = self._measure(model, step, args, settings, output)
+        except BaseException as error:
+            _show_so_far(model, error, output)
+            _raise_from_cell(error, step)
+        if args.output:
+            output.end(repr(report))  # the report itself is shown as the cell's result
+        else:
+            output.report(report)
+        if args.verbose and not args.quiet and "text/html" in self.shell.display_formatter.active_types:
+            print(report.to_text())  # a terminal has shown that already
+        if page is not None:
+            with _plain_errors():
+                _write_page(report, page, args.overwrite)
+        return report if args.output else None
+
+    def _measure(
+        self, model: Module, step: Step, args: argparse.Namespace, settings: dict[str, Any], output: CellOutput
+    ) -> Report:
+        from ..compare import compare
+
+        return compare(
+            model,
+            step,
+            _strategies(args.compare),
+            **settings,
+            rounds=args.rounds,
+            calls=args.calls,
+            keep="regional",
+            progress=output.line,
+        )
+
+    def _settings(self, args: argparse.Namespace) -> dict[str, Any]:
+        """The keywords for the core; what was not given is left out, so that the core's defaults hold."""
+        if args.calls is not None and args.calls < 1:
+            raise UsageError(f"-n takes a number of calls, 1 or more, not {args.calls}")
+        if args.rounds < 1:
+            raise UsageError(f"-r takes a number of rounds, 1 or more, not {args.rounds}")
+        settings: dict[str, Any] = {"rest": args.rest, "fullgraph": args.fullgraph, "dynamic": _DYNAMIC[args.dynamic]}
+        if args.backend is not None:
+            value = self.shell.user_ns.get(unquote(args.backend))
+            settings["backend"] = value if callable(value) else unquote(args.backend)
+        if args.mode is not None:
+            settings["mode"] = unquote(args.mode)
+        if args.options is not None:
+            settings["options"] = _options(args.options, self.shell.user_ns)
+        return settings
+
+    @no_var_expand
+    @line_magic
+    @magic_arguments()
+    @argument("command", nargs="?", metavar="COMMAND", help=f"One of {', '.join(_COMMANDS)}.")
+    @argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="""A variable or an expression that gives a torch.nn.Module. Left out: the only model there is; for report
+        and restore, the only one that was compiled.""",
+    )
+    @argument(
+        "--rest",
+        choices=("auto", "compile", "eager"),
+        default="auto",
+        help="For plan: what to do with the parts outside the repeated blocks. Default: auto.",
+    )
+    def nbcompile(self, line: str) -> None:
+        """Look at a model's compilation, take it back, or check the environment.
+
+        %nbcompile plan MODEL       which parts would be compiled, and why; compiles nothing
+        %nbcompile report MODEL     what compiled so far, and how it ran
+        %nbcompile restore MODEL    as if never compiled
+        %nbcompile doctor           check what compiling needs
+        """
+        with _plain_errors():
+            args = _parse(self.nbcompile, line)
+            if args.command is None:
+                print(_short_help())
+            elif args.command not in _COMMANDS:
+                raise UsageError(f"there is no command {args.command!r}. Those that exist: {', '.join(_COMMANDS)}")
+            else:
+                getattr(self, f"_{args.command}")(args)
+
+    def _plan(self, args: argparse.Namespace) -> None:
+        from ..regions import plan_regions
+
+        self._show(plan_regions(self._model(args), rest=args.rest))
+
+    def _report(self, args: argparse.Namespace) -> None:
+        from ..compiler import report
+
+        self._show(report(self._model(args, prefer_compiled=True)))
+
+    def _restore(self, args: argparse.Namespace) -> None:
+        from ..compiler import restore
+
+        model = self._model(args, prefer_compiled=True)
+        restore(model)
+        print(f"{type(model).__name__} runs uncompiled again")
+
+    def _doctor(self, args: argparse.Namespace) -> None:
+        from ..doctor import examine
+
+        if args.model is not None:
+            raise UsageError(f"doctor checks the environment, not a model: leave {args.model!r} out")
+        self._show(examine())
+
+    def _model(self, args: argparse.Namespace, *, prefer_compiled: bool = False) -> Module:
+        if args.model is not None:
+            return evaluate_model(args.model, self.shell)
+        usage = f"%nbcompile {args.command} MODEL"
+        return only_model(self.shell.user_ns, usage, prefer=is_compiled if prefer_compiled else None)
+
+    def _show(self, value: object) -> None:
+        data, metadata = self.shell.display_formatter.format(value)
+        data["text/plain"] = str(value)  # the table, where repr() is one line
+        self.shell.display_pub.publish(data=data, metadata=metadata)
+
+
+def load(shell: Any) -> None:
+    """Register the magics with ``shell``."""
+    shell.register_magics(NbcompileMagics)
+
+
+def unload(shell: Any) -> None:
+    """Remove from ``shell`` what :func:`load` registered; a magic that has replaced one of ours since stays."""
+    manager = shell.magics_manager
+    instance = manager.registry.pop(NbcompileMagics.__name__, None)
+    for kind, names in NbcompileMagics.magics.items():
+        for name in names:
+            if getattr(manager.magics[kind].get(name), "__self__", None) is instance:
+                manager.magics[kind].pop(name, None)
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Errors that are about how something was asked for become IPython's, which shows them without a traceback."""
+    __tracebackhide__ = True
+    try:
+        yield
+    except NbcompileError as error:
+        raise MagicUsageError(str(error)) from None
+
+
+def _parse(magic: Any, line: str) -> argparse.Namespace:
+    name = f"%%{magic.__name__}" if magic.__name__ == "compile_regional" else f"%{magic.__name__}"
+    try:
+        args: argparse.Namespace = parse_argstring(magic, line)
+    except (MagicUsageError, ValueError) as error:  # ValueError: a quote that is never closed
+        raise UsageError(f"{error}. {name}? shows the options that exist") from None
+    return args
+
+
+def _strategies(names: str) -> tuple[str, ...]:
+    beside = [name.strip() for name in unquote(names).split(",")]
+    beside = [name for name in beside if name not in ("", "none", "regional")]
+    first = ["eager"] if "eager" in beside else []
+    return tuple(dict.fromkeys([*first, "regional", *beside]))
+
+
+def _options(text: str, namespace: dict[str, Any]) -> dict[str, Any]:
+    text = unquote(text)
+    value = namespace.get(text)
+    if value is None:
+        for read in (ast.literal_eval, json.loads):  # nothing is run: these only read values
+            try:
+                value = read(text)
+                break
+            except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+                continue
+    if not isinstance(value, dict):
+        raise UsageError(
+            f"--options takes a dictionary in Python or JSON, or a variable that holds one, not {text!r}; put it in "
+            "quotes if it has spaces: --options '{\"max_autotune\": True}'"
+        )
+    return value
+
+
+def _writable(file: str | None, overwrite: bool) -> Path | None:
+    """The file to write to, refused before anything is measured rather than minutes later."""
+    if file is None:
+        return None
+    path = Path(os.path.expanduser(unquote(file)))
+    if path.is_dir() or not path.parent.is_dir():
+        wrong = "is a folder" if path.is_dir() else f"cannot be written: there is no folder {str(path.parent)!r}"
+        raise UsageError(f"--html {path} {wrong}; name a file in a folder that exists")
+    if path.exists() and not overwrite:
+        raise UsageError(f"{path} exists already; add --overwrite to replace it, or choose another name")
+    return path
+
+
+def _write_page(report: Report, path: Path, overwrite: bool) -> None:
+    try:
+        report.to_html(path, overwrite=overwrite)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}; name another file") from None
+
+
+def _show_so_far(model: Module, error: BaseException, output: CellOutput) -> None:
+    """Show what a cell that was cut short has compiled, if anything."""
+    from ..compiler import report
+
+    if not isinstance(error, UsageError):  # those are raised before anything happens
+        # Nothing may be compiled, which is a UsageError; and no other error in here may take the place of the user's.
+        with contextlib.suppress(Exception):
+            output.report(report(model))
+            return
+    output.end("stopped")
+
+
+def _raise_from_cell(error: BaseException, step: Step) -> NoReturn:
+    """Raise what the user's own line raised, without the frames of the code that called it."""
+    __tracebackhide__ = True
+    if isinstance(error, NbcompileError):
+        raise MagicUsageError(str(error)) from None
+    traceback = step.traceback_of(error)
+    raise error if traceback is None else error.with_traceback(traceback)
+
+
+def _short_help() -> str:
+    lines = {f"%nbcompile {name}": text for name, text in _COMMANDS.items()}
+    lines["%%compile_regional?"] = "the manual of the cell magic"
+    width = max(map(len, lines))
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())

@@ -1,0 +1,393 @@
+"""The report as a Plotly figure: where compile time went, what it bought, when it is paid back.
+
+The figure is built as plain JSON data, laid out in pixels from top to bottom, so that a live chart can be redrawn ten
+times a second without importing plotly and the saved notebook stays small. Plotly reads a few HTML tags in any text,
+therefore all text of the report goes through :func:`_escape`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..errors import UsageError
+from ..report import PHASE_TITLES, Report
+from .series import (
+    PHASE_COLOURS,
+    Line,
+    Section,
+    Steady,
+    compile_sections,
+    crossings,
+    describe_bar,
+    describe_phase,
+    pay_back,
+    phases_of,
+    steady_times,
+)
+from .units import count, middle, ratio, seconds, spread_seconds, time_unit
+
+# Mid-grey has a contrast of about 4 on JupyterLab's white and on its dark background.
+_INK = "#7d7d7d"
+_GRID = "rgba(128,128,128,0.25)"
+_CLEAR = "rgba(0,0,0,0)"
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 158, 14, 6, 6  # margins in pixels; the left one holds labels of _LABEL characters
+_LABEL = 22
+_ROW = 22
+_TITLE = 30
+_AXIS = 30
+_GAP = 14
+_PAY_BACK_HEIGHT = 230
+_LEVEL = 16
+
+
+def figure(report: Report) -> Any:
+    """The report as a ``plotly.graph_objects.Figure``.
+
+    Raises:
+        UsageError: plotly is not installed.
+    """
+    try:
+        import plotly.graph_objects as go  # type: ignore[import-untyped, import-not-found, unused-ignore]
+    except ImportError:
+        raise UsageError(
+            "a figure needs plotly, which is not installed here: run `pip install plotly`, "
+            "or use report.to_html(), which draws the same charts without it"
+        ) from None
+    drawn = figure_dict(report)
+    # Without a word about the template plotly adds its own: seven kilobytes and a white background.
+    return go.Figure(data=drawn["data"], layout={**drawn["layout"], "template": "none"})
+
+
+def figure_dict(report: Report) -> dict[str, Any]:
+    """The figure as the JSON data of ``application/vnd.plotly.v1+json``; ``data`` is empty if there is none to draw."""
+    page = _Page()
+    if sections := compile_sections(report):
+        _draw_compile_time(page, sections)
+    if times := steady_times(report):
+        _draw_steady_time(page, times)
+    if lines := pay_back(report):
+        _draw_pay_back(page, lines)
+    return {"data": page.data, "layout": page.layout(), "config": {"responsive": True, "displaylogo": False}}
+
+
+class _Page:
+    """Panels put under each other. Positions are pixels from the top until the height of the whole is known."""
+
+    def __init__(self) -> None:
+        self.data: list[dict[str, Any]] = []
+        self.annotations: list[dict[str, Any]] = []
+        self._axes: dict[str, dict[str, Any]] = {}
+        self._legends: dict[str, dict[str, Any]] = {}
+        self._spans: dict[str, tuple[float, float]] = {}
+        self._used = 0.0
+        self._panels = 0
+
+    def add_panel(self, title: str, plot_height: float, legend_height: float = 0) -> str:
+        """Make room for a panel and return the number that its axes end in: ``""``, ``"2"`` or ``"3"``."""
+        self._panels += 1
+        number = "" if self._panels == 1 else str(self._panels)
+        top = self._used + (_GAP if self._used else 0)
+        self._spans[f"title{number}"] = (top, top)
+        self.annotations.append(
+            {
+                "text": f"<b>{title}</b>",
+                "xref": "paper",
+                "yref": "paper",
+                "x": 0,
+                "y": f"title{number}",
+                "xshift": -_LEFT + 8,
+                "xanchor": "left",
+                "yanchor": "top",
+                "showarrow": False,
+                "font": {"size": 14},
+            }
+        )
+        if legend_height:
+            self._legends[f"legend{number}"] = {
+                "orientation": "h",
+                "x": 0,
+                "xanchor": "left",
+                "y": f"legend{number}",
+                "yanchor": "top",
+                "bgcolor": _CLEAR,
+                "font": {"size": 11},
+                "traceorder": "normal",
+            }
+            self._spans[f"legend{number}"] = (top + _TITLE - 4, top + _TITLE - 4)
+        start = top + _TITLE + legend_height
+        self._spans[number] = (start, start + plot_height)
+        self._used = start + plot_height + _AXIS  # the last panel has a title under its axis, see layout()
+        return number
+
+    def set_axes(self, number: str, x: dict[str, Any], y: dict[str, Any]) -> None:
+        common = {"gridcolor": _GRID, "zeroline": False, "automargin": False, "linecolor": _GRID}
+        self._axes[f"xaxis{number}"] = {**common, "anchor": f"y{number}", **x}
+        self._axes[f"yaxis{number}"] = {**common, "anchor": f"x{number}", **y}
+
+    def layout(self) -> dict[str, Any]:
+        height = self._used + 16
+
+        def paper(pixels: float) -> float:
+            return round(1 - pixels / height, 5)
+
+        for annotation in self.annotations:
+            if annotation["y"] in self._spans:
+                annotation["y"] = paper(self._spans[annotation["y"]][0])
+        for name, legend in self._legends.items():
+            legend["y"] = paper(self._spans[name][0])
+        for name, axis in self._axes.items():
+            if name.startswith("yaxis"):
+                top, bottom = self._spans[name.removeprefix("yaxis")]
+                axis["domain"] = [max(0.0, paper(bottom)), paper(top)]
+        return {
+            "autosize": True,
+            "height": round(height) + _TOP + _BOTTOM,
+            "margin": {"l": _LEFT, "r": _RIGHT, "t": _TOP, "b": _BOTTOM},
+            "paper_bgcolor": _CLEAR,
+            "plot_bgcolor": _CLEAR,
+            "font": {"color": _INK, "size": 12},
+            "barmode": "stack",
+            "hovermode": "closest",
+            "modebar": {"bgcolor": _CLEAR, "color": _INK},
+            "annotations": self.annotations,
+            **self._legends,
+            **self._axes,
+        }
+
+
+def _draw_compile_time(page: _Page, sections: list[Section]) -> None:
+    rows: list[tuple[Section, int | None]] = []  # a section's heading has no bar of its own
+    for section in sections:
+        rows += [(section, None)] if section.name else []
+        rows += [(section, index) for index in range(len(section.bars))]
+    phases = phases_of(sections)
+    bars = [(row, section, section.bars[i]) for row, (section, i) in enumerate(rows) if i is not None]
+    number = page.add_panel(
+        "Compile time by region and phase (s)",
+        _ROW * len(rows),
+        _legend_height([PHASE_TITLES[phase] for phase in phases]),
+    )
+    for phase in phases:
+        having = [(row, section, bar) for row, section, bar in bars if phase in bar.phases]
+        page.data.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": PHASE_TITLES[phase],
+                "legend": f"legend{number}",
+                "x": [_short(bar.phases[phase]) for _, _, bar in having],
+                "y": [row for row, _, _ in having],
+                "width": 0.72,
+                "marker": {"color": PHASE_COLOURS[phase], "line": {"width": 0}},
+                "hovertext": [
+                    _lines([*describe_bar(section, bar), describe_phase(bar, phase)]) for _, section, bar in having
+                ],
+                "hoverinfo": "text",
+                "textposition": "none",
+                "xaxis": f"x{number}",
+                "yaxis": f"y{number}",
+            }
+        )
+    lengths = [sum(bar.phases.values()) for _, _, bar in bars]
+    page.data.append(
+        _labels(number, lengths, [row for row, _, _ in bars], [seconds(bar.seconds) for _, _, bar in bars])
+    )
+    page.set_axes(
+        number,
+        {"range": [0, _short(1.2 * max(lengths))], "rangemode": "tozero", "nticks": 7},
+        {
+            "tickvals": list(range(len(rows))),
+            "ticktext": [
+                f"<b>{_escape(middle(section.name, _LABEL))}</b>"
+                if index is None
+                else _escape(middle(section.bars[index].label, _LABEL))
+                for section, index in rows
+            ],
+            "tickfont": {"size": 11},
+            "range": [len(rows) - 0.5, -0.5],
+            "showgrid": False,
+        },
+    )
+
+
+def _draw_steady_time(page: _Page, times: list[Steady]) -> None:
+    factor, unit = time_unit(max(steady.seconds for steady in times))
+    number = page.add_panel(f"Steady time per call ({unit}), and speed against eager", (_ROW + 6) * len(times))
+    ends = [(steady.seconds + (steady.half_spread or 0.0)) / factor for steady in times]
+    page.data.append(
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": "steady time",
+            "showlegend": False,
+            "x": [_short(steady.seconds / factor) for steady in times],
+            "y": list(range(len(times))),
+            "width": 0.66,
+            # Bars that let the background through keep the whiskers on top of them readable.
+            "marker": {"color": [steady.colour for steady in times], "opacity": 0.65},
+            "error_x": {
+                "type": "data",
+                "array": [_short((steady.half_spread or 0.0) / factor) for steady in times],
+                "color": _INK,
+                "thickness": 1.5,
+                "width": 4,
+            },
+            "hovertext": [
+                _lines(
+                    [
+                        steady.name,
+                        f"{spread_seconds(steady.seconds, steady.half_spread)} (± half the interquartile range)",
+                        *([f"{ratio(steady.speed)} the speed of eager"] if steady.speed is not None else []),
+                        *([f"median of {count(steady.repeats)} rounds"] if steady.repeats > 0 else []),
+                    ]
+                )
+                for steady in times
+            ],
+            "hoverinfo": "text",
+            "textposition": "none",
+            "xaxis": f"x{number}",
+            "yaxis": f"y{number}",
+        }
+    )
+    page.data.append(
+        _labels(
+            number,
+            ends,
+            list(range(len(times))),
+            [
+                f"<b>{ratio(steady.speed)}</b>" if steady.speed is not None else seconds(steady.seconds)
+                for steady in times
+            ],
+        )
+    )
+    page.set_axes(
+        number,
+        {"range": [0, _short(1.2 * max(ends))], "rangemode": "tozero", "nticks": 7},
+        {
+            "tickvals": list(range(len(times))),
+            "ticktext": [_escape(middle(steady.name, _LABEL)) for steady in times],
+            "range": [len(times) - 0.5, -0.5],
+            "showgrid": False,
+        },
+    )
+
+
+def _draw_pay_back(page: _Page, lines: list[Line]) -> None:
+    number = page.add_panel(
+        "Total time against number of calls (s)", 230, _legend_height([line.name for line in lines])
+    )
+    for line in lines:
+        page.data.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": _escape(middle(line.name, _LABEL)),
+                "legend": f"legend{number}",
+                "x": [calls for calls, _ in line.points],
+                "y": [_short(total) for _, total in line.points],
+                "line": {"color": line.colour, "width": 2, "dash": line.dash.replace(",", "px,") + "px"}
+                if line.dash
+                else {"color": line.colour, "width": 2},
+                "hovertext": [
+                    _lines([line.name, f"{count(calls)} call{'s' * (calls != 1)}: {seconds(total)}"])
+                    for calls, total in line.points
+                ],
+                "hoverinfo": "text",
+                "xaxis": f"x{number}",
+                "yaxis": f"y{number}",
+            }
+        )
+    farthest = lines[0].points[-1][0]
+    totals = [total for line in lines for _, total in line.points]
+    found = crossings(lines)
+    floor = _log10(min(totals)) - 0.25 - 0.12 * len(found)  # room for the labels of the crossings
+    ceiling = _log10(max(totals)) + 0.1
+    for line, even, level in found:
+        foot = floor + (ceiling - floor) * (_LEVEL * level + 4) / _PAY_BACK_HEIGHT
+        page.data.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "showlegend": False,
+                "x": [even.calls, even.calls],
+                "y": [_short(even.seconds), _short(10**foot)],
+                "line": {"color": line.colour, "width": 1, "dash": "dot"},
+                "marker": {"size": [10, 0], "opacity": 1, "color": line.colour, "line": {"color": _INK, "width": 1}},
+                "hovertext": _lines([f"{line.name} pays back after", even.words, f"{seconds(even.seconds)} in all"]),
+                "hoverinfo": "text",
+                "xaxis": f"x{number}",
+                "yaxis": f"y{number}",
+            }
+        )
+        page.annotations.append(
+            {
+                "text": f"{_escape(middle(line.name, 14))}: <b>{even.words}</b>",
+                "xref": f"x{number}",
+                "yref": f"y{number}",
+                "x": _log10(even.calls),
+                "y": round(foot, 5),
+                "xshift": 4,
+                "yshift": -3,
+                "xanchor": "left",
+                "yanchor": "bottom",
+                "showarrow": False,
+                "font": {"size": 11},
+            }
+        )
+    page.set_axes(
+        number,
+        {"type": "log", "title": {"text": "calls", "standoff": 4}, "dtick": 1, "range": [0, _log10(farthest) + 0.01]},
+        {
+            "type": "log",
+            "nticks": 6,
+            "exponentformat": "SI",
+            "range": [floor, ceiling],
+        },
+    )
+
+
+def _labels(number: str, x: list[float], y: list[int], text: list[str]) -> dict[str, Any]:
+    """Figures written behind the ends of bars. ``text`` holds nothing that came from the report as text."""
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "x": [_short(value) for value in x],
+        "y": y,
+        "text": [f" {words}" for words in text],
+        "textposition": "middle right",
+        "textfont": {"size": 11, "color": _INK},
+        "cliponaxis": False,
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "xaxis": f"x{number}",
+        "yaxis": f"y{number}",
+    }
+
+
+def _legend_height(names: list[str]) -> float:
+    """The pixels that a horizontal legend takes at 600 pixels' width; all its columns are as wide as the widest."""
+    widest = max(len(name) for name in names) * 6 + 46
+    columns = max(1, (600 - _LEFT - _RIGHT) // widest)
+    return 20 * -(-len(names) // columns) + 8
+
+
+def _lines(lines: list[str]) -> str:
+    return "<br>".join(_escape(line) for line in lines)
+
+
+def _escape(text: str) -> str:
+    """``text`` as Plotly shows it letter by letter: no tags, no entities, no formulas, no templates."""
+    for character in "&<>$%":  # the ampersand first, as the others become entities
+        text = text.replace(character, f"&#{ord(character)};")
+    return text
+
+
+def _short(value: float) -> float:
+    """Six digits are more than a screen can show and a third of the JSON."""
+    return float(f"{value:.6g}")
+
+
+def _log10(value: float) -> float:
+    return round(math.log10(value), 5)

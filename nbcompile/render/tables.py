@@ -1,0 +1,328 @@
+"""What a report says in words: its head, its warnings and its tables, as strings that text and HTML only lay out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..report import PHASES, Report, Strategy
+from .series import break_even, compile_sections, half_spread, ordered_strategies, speed
+from .units import (
+    ABSENT,
+    amount,
+    brief,
+    clean,
+    count,
+    difference,
+    middle,
+    ratio,
+    seconds,
+    short_count,
+    size,
+    spread_seconds,
+)
+
+_PATH = 48  # columns that a module's path may take
+_MOST_WARNINGS = 20
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table.
+
+    Attributes:
+        align: a letter for each column: ``l`` for text, ``r`` for figures.
+        left_out: how many rows were too many to be shown.
+        footnote: how the figures were taken.
+        hints: for each row, more about its last cell, where there is room for that.
+    """
+
+    title: str
+    headers: tuple[str, ...]
+    align: str
+    rows: Sequence[tuple[str, ...]]
+    left_out: int = 0
+    footnote: str = ""
+    hints: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something that did not go as asked, and the compiler's own message about it if there is one."""
+
+    text: str
+    details: str = field(default="", repr=False)
+
+
+def head(report: Report) -> str:
+    """What was compiled, in one line: class, parameters, dtype, device and torch's version."""
+    model, environment = report.model, report.environment
+    parameters = amount(model.get("parameters"))
+    parts = [
+        clean(model.get("class_name") or "model", 80),
+        f"{short_count(parameters)} parameters" if parameters is not None else "",
+        _text(model, "dtype"),
+        _text(model, "device") or _text(environment, "device"),
+        f"torch {_torch(environment)}" if _torch(environment) else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def settings_line(report: Report) -> str:
+    """The settings as ``name=value``, ``""`` if the report has none."""
+    return _pairs(report.settings)
+
+
+def environment_line(report: Report) -> str:
+    """What else is known about the machine and the versions."""
+    shown = {"torch", "torch_version"} | ({"device"} if not _text(report.model, "device") else set())
+    return _pairs({key: value for key, value in report.environment.items() if key not in shown})
+
+
+def warnings(report: Report) -> list[Notice]:
+    """What ran eager although it was to be compiled, and what failed: the first thing a reader must see."""
+    found = []
+    for group in report.groups:
+        where = middle(group.path, _PATH) or "the model"
+        if group.eager > 0:
+            reason = clean(group.eager_reason or group.failure) or "the report does not say why"
+            blocks = f"{count(group.eager)} of {count(group.instances)} blocks of {where}"
+            found.append(Notice(f"{blocks} ran eager: {reason}", group.failure))
+        elif group.failure:
+            found.append(Notice(f"{where} failed to compile: {clean(group.failure)}", group.failure))
+    for name, strategy in report.strategies.items():
+        if strategy.failure:
+            found.append(Notice(f"{clean(name, 40)} failed: {clean(strategy.failure)}", strategy.failure))
+    if len(found) > _MOST_WARNINGS:
+        found[_MOST_WARNINGS:] = [Notice(f"and {len(found) - _MOST_WARNINGS} more like these")]
+    return found
+
+
+def notes(report: Report, most: int) -> list[str]:
+    """What a reader must know about the figures."""
+    found = [clean(note) for note in report.notes]
+    for name, strategy in report.strategies.items():
+        found += [f"{clean(name, 40)}: {clean(note)}" for note in strategy.notes]
+    found = [note for note in dict.fromkeys(found) if note]
+    return found if len(found) <= most else [*found[:most], f"… and {len(found) - most} more"]
+
+
+def tables(report: Report, most: int) -> list[Table]:
+    """Every table that has something in it, with at most ``most`` rows each."""
+    built = (
+        _strategies(report),
+        _groups(report),
+        _variants(report),
+        _phases(report, most),
+        _rest(report),
+        _recompiles(report),
+        _graph_breaks(report),
+    )
+    return [_cut(table, most) for table in built if table is not None and table.rows]
+
+
+def _strategies(report: Report) -> Table | None:
+    strategies = ordered_strategies(report)
+    rows = [
+        (
+            clean(name, 40),
+            seconds(strategy.cold_seconds),
+            spread_seconds(strategy.steady_seconds, half_spread(strategy)),
+            ratio(speed(report, strategy)),
+            size(strategy.peak_bytes),
+            difference(strategy.max_abs_diff),
+            count(strategy.graphs),
+            break_even(report, name, strategy),
+        )
+        for name, strategy in strategies
+    ]
+    headers = ("strategy", "cold start", "steady", "vs eager", "peak memory", "max diff", "graphs", "break-even")
+    footnote = _repeats([strategy for _, strategy in strategies])
+    return _without_empty_columns(Table("Strategies", headers, "lrrrrrrr", rows, footnote=footnote), keep=4)
+
+
+def _groups(report: Report) -> Table:
+    headers = (
+        "path",
+        "class",
+        "blocks",
+        "compiled",
+        "eager",
+        "variants",
+        "graphs",
+        "recompiles",
+        "breaks",
+        "compile time",
+    )
+    rows = [
+        (
+            middle(group.path, _PATH) or "(model)",
+            clean(group.class_name, 40),
+            count(group.instances),
+            count(group.compiled),
+            count(group.eager),
+            count(len(group.variants)),
+            count(group.graphs),
+            count(len(group.recompiles)),
+            count(len(group.graph_breaks)),
+            seconds(group.compile_seconds),
+        )
+        for group in report.groups
+    ]
+    return Table("Repeated blocks", headers, "llrrrrrrrr", rows)
+
+
+def _variants(report: Report) -> Table:
+    rows = [
+        (
+            middle(group.path, _PATH) or "(model)",
+            clean(variant.name, 60),
+            count(variant.instances),
+            count(variant.graphs),
+            seconds(variant.compile_seconds),
+        )
+        for group in report.groups
+        if len(group.variants) > 1
+        for variant in group.variants
+    ]
+    return Table("Variants", ("path", "variant", "blocks", "graphs", "compile time"), "llrrr", rows)
+
+
+def _phases(report: Report, most: int) -> Table | None:
+    rows = [
+        (
+            section.name,
+            middle(bar.label, _PATH),
+            seconds(bar.seconds),
+            *(seconds(bar.phases.get(phase)) for phase in PHASES),
+        )
+        for section in compile_sections(report, most=most - 2)
+        for bar in section.bars
+    ]
+    headers = ("strategy", "region", "total", *(phase.replace("_", " ") for phase in PHASES))
+    if not any(row[0] for row in rows):
+        rows, headers = [row[1:] for row in rows], headers[1:]
+    align = "l" * (len(headers) - 1 - len(PHASES)) + "r" * (1 + len(PHASES))
+    return _without_empty_columns(Table("Compile time by phase", headers, align, rows), keep=2)
+
+
+def _rest(report: Report) -> Table:
+    rows = [
+        (
+            middle(rest.path, _PATH) or "(model)",
+            clean(rest.class_name, 40),
+            clean(rest.decision, 20),
+            "yes" if rest.compiled else "no",
+            seconds(rest.compile_seconds) if rest.compiled or rest.compile_seconds else ABSENT,
+            clean(rest.reason),
+        )
+        for rest in report.rest
+    ]
+    headers = ("path", "class", "decision", "compiled", "compile time", "reason")
+    return Table("The rest of the model", headers, "llllrl", rows)
+
+
+def _recompiles(report: Report) -> Table:
+    """Recompiles with one reason are one row: thirty layers that fail the same guard are one thing to mend."""
+    alike: dict[str, list[tuple[str, float | None]]] = {}
+    guards: dict[str, str] = {}
+    for group in report.groups:
+        for recompile in group.recompiles:
+            reason = clean(recompile.reason) or clean(recompile.guard)
+            alike.setdefault(reason, []).append((recompile.block, recompile.seconds))
+            guards.setdefault(reason, clean(recompile.guard))
+    rows = []
+    for reason, members in alike.items():
+        times = [taken for _, taken in members if taken is not None]
+        forbidden = len(members) - len(times)
+        limit = f"limit reached {forbidden} time{'s' * (forbidden != 1)}" if forbidden else ""
+        took = seconds(sum(times)) if times else ""
+        rows.append(
+            (
+                _blocks(block for block, _ in members),
+                count(len(members)),
+                ", ".join(filter(None, (took, limit))),
+                reason,
+            )
+        )
+    return Table("Recompiles", ("block", "times", "took", "reason"), "lrrl", rows, hints=list(guards.values()))
+
+
+def _graph_breaks(report: Report) -> Table:
+    alike: dict[tuple[str, str], list[str]] = {}
+    for group in report.groups:
+        for graph_break in group.graph_breaks:
+            key = clean(graph_break.reason), middle(graph_break.location, 60)
+            alike.setdefault(key, []).append(graph_break.block)
+    rows = [(_blocks(blocks), count(len(blocks)), where or ABSENT, reason) for (reason, where), blocks in alike.items()]
+    return Table("Graph breaks", ("block", "times", "at", "reason"), "lrll", rows)
+
+
+def _blocks(paths: Iterable[str]) -> str:
+    different = list(dict.fromkeys(paths))
+    first = middle(different[0], _PATH) or "(model)"
+    return first if len(different) == 1 else f"{first} and {len(different) - 1} more"
+
+
+def _repeats(strategies: list[Strategy]) -> str:
+    """How often each figure was taken, and what "±" means."""
+    cold = [s.cold_repeats for s in strategies if amount(s.cold_seconds) is not None and s.cold_repeats > 0]
+    steady = [s.steady_repeats for s in strategies if amount(s.steady_seconds) is not None and s.steady_repeats > 0]
+    parts = []
+    if cold:
+        parts.append(f"cold start: median of {_range(cold)}")
+    if steady:
+        parts.append(f"steady: median of {_range(steady)} rounds")
+    if any(amount(s.steady_seconds) is not None and amount(s.steady_spread) is not None for s in strategies):
+        parts.append("± half the interquartile range")
+    return "; ".join(parts)
+
+
+def _range(numbers: list[int]) -> str:
+    least, greatest = count(min(numbers)), count(max(numbers))
+    return least if least == greatest else f"{least} to {greatest}"
+
+
+def _without_empty_columns(table: Table, *, keep: int) -> Table:
+    """The table without the columns in which every figure is absent; the first ``keep`` always stay."""
+    kept = [
+        column
+        for column in range(len(table.headers))
+        if column < keep or any(row[column] != ABSENT for row in table.rows)
+    ]
+    return replace(
+        table,
+        headers=tuple(table.headers[column] for column in kept),
+        align="".join(table.align[column] for column in kept),
+        rows=[tuple(row[column] for column in kept) for row in table.rows],
+    )
+
+
+def _cut(table: Table, most: int) -> Table:
+    if len(table.rows) <= most:
+        return table
+    return replace(table, rows=table.rows[:most], left_out=len(table.rows) - most)
+
+
+def _pairs(values: dict[str, Any]) -> str:
+    """``name=value`` of a dictionary that may hold anything, one level of nesting laid flat."""
+    flat: dict[str, Any] = {}
+    for key, value in list(values.items())[:40]:
+        if isinstance(value, dict) and value:
+            flat.update({f"{clean(key, 40)}.{clean(inner, 40)}": item for inner, item in list(value.items())[:20]})
+        else:
+            flat[clean(key, 40)] = value
+    shown = [f"{key}={brief(value, 80)}" for key, value in flat.items() if value is not None and value != ""]
+    return clean(", ".join(shown), 600)
+
+
+def _text(values: dict[str, Any], key: str) -> str:
+    value = values.get(key)
+    return clean(value, 60) if value is not None and value != "" else ""
+
+
+def _torch(environment: dict[str, Any]) -> str:
+    versions = environment.get("versions")
+    nested = _text(versions, "torch") if isinstance(versions, dict) else ""
+    return _text(environment, "torch") or _text(environment, "torch_version") or nested
