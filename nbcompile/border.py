@@ -6,6 +6,7 @@ notes the outcome. It must be cheap, since it runs once per block and step: a fe
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import time
@@ -23,6 +24,7 @@ from torch._dynamo.exc import RestartAnalysis, SkipFrame, TorchDynamoException, 
 from . import events, explain
 from .errors import CompilationError, CompilationWarning
 from .plugin import Backend, TorchDynamoPlugin, backend_name
+from .integrations import transformers
 from .regions import structure
 
 #: Hooks that are registered anew at each call would need a new variant each time; after this many a block stays eager.
@@ -127,8 +129,28 @@ class Group:
         self.plugin = plugin
         self.variants: list[Variant] = []
         self.regions: list[Region] = []
-        self.notes: list[str] = []
+        self.notes: dict[str, None] = {}
         self._warned: set[str] = set()
+
+    @functools.cached_property
+    def index_use(self) -> str:
+        """Why the blocks' layer index cannot be hidden from the compiler; ``""`` if it can."""
+        for region in self.regions:
+            block = region.block()
+            if block is not None:
+                use = transformers.other_use(block)
+                if use:
+                    return f"its index is used otherwise, in {use}"
+        return ""
+
+    @functools.cached_property
+    def layers(self) -> int:
+        """Number of entries that a view of a KV cache needs for every block's index to be one of them."""
+        return 1 + max((region.index for region in self.regions if region.index is not None), default=0)
+
+    def note(self, text: str) -> None:
+        """Add a line to the report's notes, once."""
+        self.notes[f"{self.path or 'the model'}: {text}"] = None
 
     def choose(self, region: Region, key: tuple[object, ...], hooks: Sequence[Any]) -> Variant:
         """The variant for a block that has none yet under these circumstances."""
@@ -165,6 +187,7 @@ class Region:
         self.group = group
         self.table: dict[tuple[object, ...], Variant] = {}
         self.hooks = hook_dictionaries(block)
+        self.index = transformers.own_index(block)
         self.compiled: bool | None = None
         self.eager_reason = ""
         group.regions.append(self)
@@ -193,6 +216,7 @@ class Region:
         block = self.block()
         if block is not None:  # a new guard may mean that modules were exchanged: their hooks are other dictionaries
             self.hooks = hook_dictionaries(block)
+            self.index = transformers.own_index(block)
         if variant.log.compiles and variant.log.compiles[-1].hit_limit:
             last = variant.log.compiles[-1]
             self.eager_reason = (
@@ -200,6 +224,25 @@ class Region:
                 + explain.guard(last.recompile_reason, self.forward())
             )
             self.group.warn(f"runs eager where its compiled versions do not fit: {self.eager_reason}. {explain.REMEDY}")
+
+    def own_layer_only(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], transformers.PutBack] | None:
+        """A call's arguments with a KV cache narrowed to this block's layer; ``None`` if there is nothing to narrow."""
+        found = transformers.find_cache(args, kwargs)
+        if found is None:
+            return None
+        place, cache = found
+        assert self.index is not None  # the caller has looked
+        narrowed = None if self.group.index_use else transformers.view(cache, self.index, self.group.layers)
+        if narrowed is None:
+            why = self.group.index_use or f"{type(cache).__name__} is not a cache that nbcompile knows"
+            self.group.note(f"each block selects its own layer of the KV cache and needs a graph of its own for it ({why})")
+            return None
+        seen, put_back = narrowed
+        if isinstance(place, str):
+            return args, {**kwargs, place: seen}, put_back
+        return (*args[:place], seen, *args[place + 1 :]), kwargs, put_back
 
     def forward(self) -> Callable[..., Any] | None:
         block = self.block()
@@ -219,11 +262,18 @@ def make_border(block: nn.Module, region: Region) -> Callable[..., Any]:
     table = region.table
     is_compiling, is_tracing = torch.compiler.is_compiling, torch.jit.is_tracing
     is_grad_enabled = torch.is_grad_enabled
+    cache_can_be_there = transformers.loaded
     frames_seen, breaks_seen, now = events.frames_seen, events.breaks_seen, time.time
 
     def border(*args: Any, **kwargs: Any) -> Any:
         if is_compiling() or is_tracing():  # someone compiles or traces the model around us: be invisible
             return call_impl(*args, **kwargs)
+        put_back = None
+        given = args, kwargs
+        if region.index is not None and cache_can_be_there():
+            narrowed = region.own_layer_only(args, kwargs)
+            if narrowed is not None:
+                args, kwargs, put_back = narrowed
         hooks: Sequence[Any] = ()
         # The first block's input often needs no gradient where all others' do: to the compiler that is another graph.
         key: tuple[object, ...] = (block.training, _gradients(args) if is_grad_enabled() else "gradients off")
@@ -234,7 +284,7 @@ def make_border(block: nn.Module, region: Region) -> Callable[..., Any]:
             region.compiled = False
             if variant is not None:
                 region.eager_reason = "compiling failed"
-            return call_impl(*args, **kwargs)
+            return call_impl(*given[0], **given[1])
         frames = frames_seen()
         outer = dict(_call.__dict__)
         _call.block, _call.began, _call.ran_eager = region.path, now(), False
@@ -253,12 +303,12 @@ def make_border(block: nn.Module, region: Region) -> Callable[..., Any]:
                 raise _fullgraph_error(region, variant, error) from error
             if not isinstance(error, TorchRuntimeError):  # that one is the model's own error, met while tracing
                 variant.fail(error)
-            return call_impl(*args, **kwargs)
+            return call_impl(*given[0], **given[1])
         finally:
             if frames_seen() != frames:  # an exception came out of a compile
                 region.after_compile(variant)
             _call.__dict__.update(outer)
-        return result
+        return result if put_back is None else put_back(result)
 
     return border
 
@@ -388,14 +438,20 @@ def _without_guard_filter(options: dict[str, Any] | None) -> tuple[dict[str, Any
 def _guard_reader(
     variant: weakref.ref[Variant], users_filter: Callable[..., Any] | None
 ) -> Callable[[Sequence[Any]], list[bool]]:
-    """A ``guard_filter_fn`` that keeps every guard and notes which of the block's attributes were relied on."""
+    """A ``guard_filter_fn`` that notes which of the block's attributes were relied on, and drops those that do not count."""
 
     def read(entries: Sequence[Any]) -> list[bool]:
         owner = variant()
-        if owner is not None:
-            for source, value in explain.guarded_attributes(entries):
-                owner.guarded.setdefault(source, set()).add(explain.typed(value))
-        return list(users_filter(entries)) if users_filter is not None else [True] * len(entries)
+        group = owner.group() if owner is not None else None
+        keep = list(users_filter(entries)) if users_filter is not None else [True] * len(entries)
+        if owner is None or group is None:
+            return keep
+        if transformers.loaded() and not group.index_use:
+            # see integrations/transformers.py: the index only finds the block's own layer of a cache
+            keep = [kept and not entry.name.endswith("." + transformers.INDEX) for kept, entry in zip(keep, entries, strict=True)]
+        for source, value in explain.guarded_attributes([e for e, kept in zip(entries, keep, strict=True) if kept]):
+            owner.guarded.setdefault(source, set()).add(explain.typed(value))
+        return keep
 
     return read
 

@@ -46,7 +46,7 @@ def report(compilation: Compilation) -> Report:
                 entry.compile_seconds, entry.phases, entry.graphs = times.seconds, times.phases, times.graphs
             result.rest.append(entry)
     result.timeline = _timeline([*compilation.groups, *compilation.rest_groups], compilation.started)
-    result.notes = [*compilation.notes]
+    result.notes = [*compilation.notes, *(note for group in compilation.groups for note in group.notes)]
     if compilation.plugin.disable:
         result.notes.append("disable=True: nothing is compiled")
     elif not compilation.installed and model is not None:

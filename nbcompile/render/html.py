@@ -45,7 +45,8 @@ max-width:32em}
 
 _PAGE_STYLE = """
 :root{color-scheme:light dark}
-body{margin:24px auto;padding:0 16px;max-width:960px;font-family:system-ui,sans-serif;color:#1a1a1a;background:#fff}
+body{margin:24px auto;padding:0 16px;max-width:960px;font-family:system-ui,sans-serif;color:#1a1a1a;background:#fff;\
+overflow-wrap:anywhere}
 @media (prefers-color-scheme:dark){body{color:#e0e0e0;background:#111}}
 """
 

@@ -25,10 +25,10 @@ from .series import (
 from .units import count, digits, escape_html, middle, ratio, seconds, spread_seconds, time_unit
 
 _WIDTH = 640
-_LEFT = 158
+_LEFT = 172
 _RIGHT = 72  # room for the figure behind the longest bar
 _ROW = 22
-_LABEL = 24
+_LABEL = 20
 _FAINT = 'stroke="currentColor" stroke-opacity="0.18"'
 
 
@@ -54,7 +54,7 @@ def _compile_time(sections: list[Section]) -> str:
     y = float(top)
     for section in sections:
         if section.name:
-            body.append(_words(_LEFT - 8, y + 15, section.name, anchor="end", bold=True))
+            body.append(_words(_LEFT - 8, y + 15, middle(section.name, _LABEL), anchor="end", bold=True))
             y += _ROW
         for bar in section.bars:
             about = describe_bar(section, bar)

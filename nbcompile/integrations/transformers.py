@@ -1,0 +1,233 @@
+"""KV caches at a block's border: each block is handed its own layer of the cache, whatever its index.
+
+A decoder block finds its layer of the cache by an index (``cache.layers[self.layer_idx]``). To the compiler that makes
+each block another graph, although the blocks differ in nothing else. Two things together remove the difference:
+
+- The block is given a view of the cache, an object of the same class whose every entry is this block's own layer. The
+  layer is the user's own object, so what the block writes into it lands in the user's cache.
+- The guard on the index is dropped. Code that was traced with index 3 reads entry 3, which is the own layer again.
+
+That is right only if the block uses its index for nothing but finding its layer. Whether it does is read from the source
+of its classes; where a use of another kind is found (an index in arithmetic, say), or the cache's class is not one of
+those below, everything is left as it is and the report says what it costs.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+INDEX = "layer_idx"
+
+#: Methods of a cache that take the index to find one layer.
+_BY_INDEX = frozenset(
+    {
+        "update",
+        "update_conv_state",
+        "update_recurrent_state",
+        "update_indexer",
+        "get_conv_state",
+        "get_recurrent_state",
+        "get_seq_length",
+        "get_max_length",
+        "get_mask_sizes",
+        "has_previous_state",
+        "is_recording_past",
+        "get",
+    }
+)
+#: What may be subscripted with the index.
+_BY_SUBSCRIPT = frozenset({"layers", "is_updated"})
+#: Methods whose default is layer 0, which is another layer than the own one.
+_NEED_INDEX = frozenset({"get_seq_length", "get_mask_sizes", "has_previous_state"})
+
+PutBack = Callable[[Any], Any]
+
+
+def loaded() -> bool:
+    """Whether the user has imported transformers; nothing here imports it for the first time."""
+    return "transformers.cache_utils" in sys.modules
+
+
+def own_index(block: nn.Module) -> int | None:
+    """The index that a block's modules carry; ``None`` if they carry none, or several."""
+    found = {vars(module)[INDEX] for module in block.modules() if isinstance(vars(module).get(INDEX), int)}
+    return found.pop() if len(found) == 1 else None
+
+
+def other_use(block: nn.Module) -> str:
+    """A use of the index for something else than finding the own layer, as ``class: code``; ``""`` if there is none."""
+    for kind in {type(module) for module in block.modules() if not type(module).__module__.startswith("torch.nn.")}:
+        for base in kind.__mro__:
+            if base is not nn.Module and base.__module__ != "builtins":
+                use = _other_use_in_class(base)
+                if use:
+                    return f"{base.__name__}: {use}"
+    return ""
+
+
+def find_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | str, Any] | None:
+    """The cache among a call's arguments, with its position or name. Its name differs between versions."""
+    cache_class = sys.modules["transformers.cache_utils"].Cache
+    for name, value in kwargs.items():
+        if isinstance(value, cache_class):
+            return name, value
+    for position, value in enumerate(args):
+        if isinstance(value, cache_class):
+            return position, value
+    return None
+
+
+def view(cache: Any, index: int, length: int) -> tuple[Any, PutBack] | None:
+    """A view of a cache whose every entry is one layer, and what to do with the block's result.
+
+    Args:
+        cache: the user's cache.
+        index: the layer that the block owns.
+        length: number of entries of the view; the same for all blocks, since the compiler guards on it.
+
+    Returns:
+        ``None`` for a class of cache that is not known, or one that has no such layer.
+    """
+    module = sys.modules["transformers.cache_utils"]
+    known = tuple(getattr(module, name, None) for name in ("DynamicCache", "StaticCache"))
+    if type(cache) is getattr(module, "EncoderDecoderCache", None):
+        return _encoder_decoder_view(cache, index, length)
+    if type(cache) not in known or getattr(cache, "offloading", False):
+        return None
+    seen = _one_layer(cache, index, length)
+    return None if seen is None else (seen, functools.partial(_give_back, cache, seen))
+
+
+def _one_layer(cache: Any, index: int, length: int) -> Any:
+    layers = cache.layers
+    if index >= len(layers):
+        new_layer = getattr(cache, "layer_class_to_replicate", None)
+        if new_layer is None:
+            return None
+        while len(layers) <= index:  # as the cache itself does when the layer is first updated
+            layers.append(new_layer())
+    seen = cache.__class__.__new__(cache.__class__)
+    seen.__dict__.update(cache.__dict__)
+    seen.layers = [layers[index]] * length
+    return seen
+
+
+def _encoder_decoder_view(cache: Any, index: int, length: int) -> tuple[Any, PutBack] | None:
+    own, cross = view(cache.self_attention_cache, index, length), view(cache.cross_attention_cache, index, length)
+    if own is None or cross is None:
+        return None
+    seen = cache.__class__.__new__(cache.__class__)
+    seen.__dict__.update(cache.__dict__)
+    seen.self_attention_cache, seen.cross_attention_cache = own[0], cross[0]
+    updated = cache.is_updated.get(index, False)
+    seen.is_updated = dict.fromkeys(range(length), updated)
+
+    def give_back(result: Any) -> Any:
+        changed = next((value for value in seen.is_updated.values() if value != updated), None)
+        if changed is not None or index not in cache.is_updated:
+            cache.is_updated[index] = updated if changed is None else changed
+        return _give_back(cache, seen, result)
+
+    return seen, give_back
+
+
+def _give_back(cache: Any, seen: Any, result: Any) -> Any:
+    """The block's result with the user's cache in the view's place."""
+    if result is seen:
+        return cache
+    if isinstance(result, tuple) and any(item is seen for item in result):
+        items = [cache if item is seen else item for item in result]
+        return type(result)(*items) if hasattr(result, "_fields") else tuple(items)
+    if isinstance(result, dict):
+        for key, item in result.items():
+            if item is seen:
+                result[key] = cache
+    return result
+
+
+# -- reading the classes' source --------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=None)
+def _other_use_in_class(kind: type) -> str:
+    try:
+        tree = _source_of(inspect.getsourcefile(kind) or "")
+    except (TypeError, OSError, SyntaxError):
+        return "its source cannot be read"
+    uses = list(_uses(tree, kind.__name__))
+    return uses[0] if uses else ""
+
+
+@functools.lru_cache(maxsize=64)
+def _source_of(file: str) -> ast.Module:
+    import linecache
+
+    lines = linecache.getlines(file)
+    if not lines:
+        raise OSError(f"no source for {file}")
+    tree = ast.parse("".join(lines))
+    for node in ast.walk(tree):
+        for child in ast.iter_child_nodes(node):
+            child.parent = node  # type: ignore[attr-defined]
+    return tree
+
+
+def _uses(tree: ast.Module, class_name: str) -> Iterator[str]:
+    """Code in a class, or in a plain function beside it, that could make the view tell something else."""
+    for top in tree.body:
+        if isinstance(top, ast.ClassDef) and top.name != class_name:
+            continue
+        for node in ast.walk(top):
+            if _is_index(node) and not _finds_own_layer(node):
+                yield ast.unparse(_statement(node)).splitlines()[0][:120]
+            elif isinstance(top, ast.ClassDef) and _asks_layer_zero(node):
+                yield ast.unparse(node)[:120]
+
+
+def _is_index(node: ast.AST) -> bool:
+    if not (isinstance(node, ast.Attribute) and node.attr == INDEX and isinstance(node.ctx, ast.Load)):
+        return False
+    return all(not isinstance(p, ast.FunctionDef) or p.name != "__init__" for p in _parents(node))
+
+
+def _finds_own_layer(node: ast.AST) -> bool:
+    user = node.parent  # type: ignore[attr-defined]
+    if isinstance(user, ast.keyword):
+        user = user.parent  # type: ignore[attr-defined]
+    if isinstance(user, ast.Call) and isinstance(user.func, ast.Attribute):
+        return user.func.attr in _BY_INDEX
+    if isinstance(user, ast.Subscript) and isinstance(user.value, ast.Attribute):
+        return user.value.attr in _BY_SUBSCRIPT
+    if isinstance(user, ast.Compare):
+        return all(isinstance(side, ast.Constant) and side.value is None for side in user.comparators)
+    return any(isinstance(parent, (ast.Raise, ast.JoinedStr)) for parent in _parents(node))
+
+
+def _asks_layer_zero(node: ast.AST) -> bool:
+    """A call such as ``cache.get_seq_length()``, which means the first layer, or an entry of another layer."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _NEED_INDEX:
+        return not node.args and not node.keywords
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "layers":
+        owner = node.value.value
+        return not (isinstance(owner, ast.Name) and owner.id == "self") and not _is_own(node.slice)
+    return False
+
+
+def _is_own(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == INDEX
+
+
+def _parents(node: ast.AST) -> Iterator[ast.AST]:
+    while (node := getattr(node, "parent", None)) is not None:  # type: ignore[assignment]
+        yield node
+
+
+def _statement(node: ast.AST) -> ast.AST:
+    return next((parent for parent in _parents(node) if isinstance(parent, ast.stmt)), node)
