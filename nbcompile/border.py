@@ -30,6 +30,9 @@ from .regions import structure
 #: Hooks that are registered anew at each call would need a new variant each time; after this many a block stays eager.
 _MOST_HOOKED_VARIANTS = 8
 
+#: Entries of a key without hooks: training flag, gradients, kind of KV cache.
+_PLAIN_KEY = 3
+
 _serial = itertools.count(1)
 
 
@@ -67,7 +70,7 @@ class Variant:
 
     Attributes:
         structure: see ``regions.structure``; every block that uses this variant has it.
-        key: the circumstances it is for: training flag, whether its input takes part in a gradient, hooks in force.
+        key: the circumstances it is for: training flag, part in a gradient, kind of KV cache, hooks in force.
         guarded: attributes of the block that the compiler relied on, each with the values it was compiled for.
         blocks: paths of the blocks that use it.
         log: what the compiler did for it.
@@ -195,13 +198,13 @@ class Region:
     def hooked_key(self, key: tuple[object, ...]) -> tuple[tuple[object, ...], list[Any]]:
         """The key of a call under hooks, and those hooks: traced code holds the hooks it was traced with."""
         hooks = [hook for dictionary in self.hooks for hook in dictionary.values()]
-        return (*key, *map(id, hooks)), hooks
+        return (*key, tuple(map(id, hooks))), hooks
 
     def pick(self, key: tuple[object, ...], hooks: Sequence[Any]) -> Variant | None:
         """The variant for this call; ``None`` if the block had better run eager."""
         variant = self.table.get(key)
         if variant is None:
-            if hooks and sum(1 for known in self.table if len(known) > 2) >= _MOST_HOOKED_VARIANTS:
+            if hooks and sum(1 for known in self.table if len(known) > _PLAIN_KEY) >= _MOST_HOOKED_VARIANTS:
                 self.eager_reason = (
                     "its hooks are new at each call, and each would need a compile of its own: register them once"
                 )
@@ -227,8 +230,11 @@ class Region:
 
     def own_layer_only(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any], transformers.PutBack] | None:
-        """A call's arguments with a KV cache narrowed to this block's layer; ``None`` if there is nothing to narrow."""
+    ) -> tuple[tuple[Any, ...], dict[str, Any], transformers.PutBack, str] | None:
+        """A call's arguments with a KV cache narrowed to this block's layer, and the layer's kind.
+
+        ``None`` if there is nothing to narrow.
+        """
         found = transformers.find_cache(args, kwargs)
         if found is None:
             return None
@@ -240,9 +246,10 @@ class Region:
             self.group.note(f"each block selects its own layer of the KV cache and needs a graph of its own for it ({why})")
             return None
         seen, put_back = narrowed
+        kind = transformers.layer_kind(seen)
         if isinstance(place, str):
-            return args, {**kwargs, place: seen}, put_back
-        return (*args[:place], seen, *args[place + 1 :]), kwargs, put_back
+            return args, {**kwargs, place: seen}, put_back, kind
+        return (*args[:place], seen, *args[place + 1 :]), kwargs, put_back, kind
 
     def forward(self) -> Callable[..., Any] | None:
         block = self.block()
@@ -268,15 +275,16 @@ def make_border(block: nn.Module, region: Region) -> Callable[..., Any]:
     def border(*args: Any, **kwargs: Any) -> Any:
         if is_compiling() or is_tracing():  # someone compiles or traces the model around us: be invisible
             return call_impl(*args, **kwargs)
-        put_back = None
+        put_back, cache_kind = None, ""
         given = args, kwargs
         if region.index is not None and cache_can_be_there():
             narrowed = region.own_layer_only(args, kwargs)
             if narrowed is not None:
-                args, kwargs, put_back = narrowed
+                args, kwargs, put_back, cache_kind = narrowed
         hooks: Sequence[Any] = ()
         # The first block's input often needs no gradient where all others' do: to the compiler that is another graph.
-        key: tuple[object, ...] = (block.training, _gradients(args) if is_grad_enabled() else "gradients off")
+        gradients = _gradients(args) if is_grad_enabled() else "gradients off"
+        key: tuple[object, ...] = (block.training, gradients, cache_kind)
         if any(region.hooks):
             key, hooks = region.hooked_key(key)
         variant = table.get(key) or region.pick(key, hooks)

@@ -154,11 +154,12 @@ def variant_names(variants: Sequence[Any]) -> list[str]:
     if len({variant.key[0] for variant in variants}) > 1:
         for part, variant in zip(parts, variants, strict=True):
             part.append("training" if variant.key[0] else "evaluation")
-    if len({variant.key[1] for variant in variants}) > 1:
-        for part, variant in zip(parts, variants, strict=True):
-            part.append(str(variant.key[1]))
+    for position in (1, 2):
+        if len({variant.key[position] for variant in variants}) > 1:
+            for part, variant in zip(parts, variants, strict=True):
+                part.append(str(variant.key[position]) or "no cache")
     for part, variant in zip(parts, variants, strict=True):
-        if len(variant.key) > 2:
+        if len(variant.key) > 3:
             part.append("hooked")
     return [", ".join(part[:4]) or "other blocks" for part in parts]
 

@@ -105,6 +105,12 @@ def view(cache: Any, index: int, length: int) -> tuple[Any, PutBack] | None:
     return None if seen is None else (seen, functools.partial(_give_back, cache, seen))
 
 
+def layer_kind(seen: Any) -> str:
+    """What kind of layer a view holds: blocks with other kinds (sliding window, full attention) need other graphs."""
+    inner = getattr(seen, "self_attention_cache", seen)
+    return type(inner.layers[0]).__name__
+
+
 def _one_layer(cache: Any, index: int, length: int) -> Any:
     layers = cache.layers
     if index >= len(layers):
