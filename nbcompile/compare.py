@@ -7,7 +7,6 @@ told apart. Steady rounds of all strategies are interleaved. Whatever the user h
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -57,14 +56,14 @@ def compare(
 
     Raises:
         UsageError: a wrong argument, or a step that never calls the model.
-        Exception: whatever the step raises when it runs eager. A strategy that fails to compile is a line in the report.
+        Exception: whatever the step raises when it runs eager. A strategy that fails is a line in the report.
     """
     check_model(model)
     _check_arguments(step, strategies, keep, rounds, calls)
     if plugin is None:
         plugin = TorchDynamoPlugin(backend=backend, mode=mode, fullgraph=fullgraph, dynamic=dynamic, options=options)
     plan = plan_regions(model, rest=rest, regions=regions) if "regional" in strategies else None
-    tell = progress or (lambda line: None)
+    tell = progress if progress is not None else _silent
     with _put_back(model) as outcome:
         comparison = _Comparison(model, step, plugin, tell)
         comparison.reference()
@@ -87,9 +86,10 @@ def _check_arguments(
 ) -> None:
     if not callable(step):
         raise UsageError(
-            f"step is to be a function that runs the model once, such as lambda: model(**batch), not {type(step).__name__}"
+            "step is to be a function that runs the model once, such as lambda: model(**batch), "
+            f"not {type(step).__name__}"
         )
-    if isinstance(strategies, str) or not strategies:
+    if not strategies or not isinstance(strategies, (list, tuple)):
         raise UsageError(f"strategies takes a list of names out of {', '.join(STRATEGIES)}, not {strategies!r}")
     for name in strategies:
         if name not in STRATEGIES:
@@ -97,8 +97,12 @@ def _check_arguments(
     if keep is not None and keep not in strategies:
         raise UsageError(f"keep={keep!r} is not among the strategies that are measured: {', '.join(strategies)}")
     for what, number in (("rounds", rounds), ("calls", calls)):
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+        if number is not None and (type(number) is not int or number < 1):
             raise UsageError(f"{what} takes a whole number from 1 on, not {number!r}")
+
+
+def _silent(line: str) -> None:
+    """Progress that nobody asked for."""
 
 
 class _Outcome:
@@ -147,8 +151,8 @@ class _Comparison:
             result, seconds = measure.first_call(self.step, self.device)
         if not called:
             raise UsageError(
-                f"the step never called the model (a {class_name(self.model)}) nor a part of it; it has to run the model "
-                "once, as in lambda: model(**batch)"
+                f"the step never called the model (a {class_name(self.model)}) nor a part of it; it has to run the "
+                "model once, as in lambda: model(**batch)"
             )
         self.expected = measure.snapshot(result)
         with measure.same_randomness():
@@ -159,8 +163,8 @@ class _Comparison:
             self.notes.append("the step returns nothing that could be compared; let it return the model's output")
         elif difference > 0:
             self.notes.append(
-                f"two eager runs of the step differ by {difference:.2g} (it changes the model, or draws random numbers of its "
-                "own); a difference of that size between strategies means nothing"
+                f"two eager runs of the step differ by {difference:.2g} (it changes the model, or draws random numbers "
+                "of its own); a difference of that size between strategies means nothing"
             )
 
     def start_up(self) -> None:
@@ -270,12 +274,12 @@ class _Comparison:
 @contextlib.contextmanager
 def _calls_of(model: nn.Module) -> Iterator[list[bool]]:
     """Notes whether the model or a part of it is called; the list stays empty if not."""
-    modules, called, lock = {id(module) for module in model.modules()}, [], threading.Lock()
+    modules = {id(module) for module in model.modules()}
+    called: list[bool] = []
 
     def note(module: nn.Module, _: Any) -> None:
         if not called and id(module) in modules:
-            with lock:
-                called.append(True)
+            called.append(True)
 
     handle = torch.nn.modules.module.register_module_forward_pre_hook(note)
     try:

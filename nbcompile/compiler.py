@@ -1,8 +1,8 @@
 """Compile, undo, run eager: the regions of a plan put to work on a model, in place.
 
-A region is entered through ``nn.Module``'s own slot for a compiled call, the one that ``nn.Module.compile`` fills. Hooks,
-``state_dict`` keys, ``isinstance``, deepcopy and pickle therefore see the module they know. What differs from calling
-``block.compile()`` on each block is what lies behind the slot, see :mod:`nbcompile.border`:
+A region is entered through ``nn.Module``'s own slot for a compiled call, the one that ``nn.Module.compile`` fills.
+Hooks, ``state_dict`` keys, ``isinstance``, deepcopy and pickle therefore see the module they know. What differs from
+calling ``block.compile()`` on each block is what lies behind the slot, see :mod:`nbcompile.border`:
 
 - Blocks of one group that need the same graph call one function. Each such variant has a code object of its own, and
   the compiler keeps its versions and its recompile limit per code object: no group uses up another's limit, nor that of
@@ -23,11 +23,12 @@ from typing import Any
 from torch import nn
 
 from . import describe, events
-from .border import Group, Region, all_variants, make_border
+from .border import Region, make_border
 from .errors import UsageError
 from .plugin import Backend, TorchDynamoPlugin
 from .regions import RegionPlan, check_model, class_name, plan_regions
 from .report import Report
+from .variants import Group, all_variants
 
 _SLOT = "_compiled_call_impl"
 _compilations: dict[int, Compilation] = {}
@@ -267,7 +268,7 @@ def _refuse_offloaded(model: nn.Module, blocks: Sequence[str]) -> None:
             if any(getattr(part, "offload", False) for part in (hook, *getattr(hook, "hooks", ()))):
                 where = ".".join(part for part in (path, name) if part)
                 raise UsageError(
-                    f"{where or 'the model'} is offloaded by accelerate's hook {type(hook).__name__}, which loads its weights "
-                    "for each call and drops them after it; such a block cannot be compiled. Load the model onto one device, "
-                    "or take the hooks off: accelerate.hooks.remove_hook_from_submodules(model)"
+                    f"{where or 'the model'} is offloaded by accelerate's hook {type(hook).__name__}, which loads its "
+                    "weights for each call and drops them after it; such a block cannot be compiled. Load the model onto "
+                    "one device, or take the hooks off: accelerate.hooks.remove_hook_from_submodules(model)"
                 )

@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 from . import __version__, explain
+from .border import Region
 from .plugin import TorchDynamoPlugin, backend_name
-from .border import Group, Region, Variant
 from .regions import class_name
 from .report import Event, GraphBreak, Recompile, RegionTime, Report, Rest
 from .report import Group as GroupReport
 from .report import Variant as VariantReport
+from .variants import Group, Variant
 
 if TYPE_CHECKING:
     from .compiler import Compilation
@@ -57,7 +58,7 @@ def report(compilation: Compilation) -> Report:
 def new_report(model: nn.Module | None) -> Report:
     """A report that knows model and environment, and nothing else yet."""
     return Report(
-        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         environment=environment(model),
         model=model_facts(model),
     )
@@ -204,7 +205,7 @@ def device_of(model: nn.Module | None) -> torch.device | None:
     """Where a model's first parameter or buffer lies."""
     if model is None:
         return None
-    tensor = next(model.parameters(), None)
+    tensor: torch.Tensor | None = next(model.parameters(), None)
     if tensor is None:
         tensor = next(model.buffers(), None)
     return None if tensor is None else tensor.device

