@@ -24,8 +24,8 @@ from .variants import call as _call
 
 #: Hooks that are registered anew at each call would need a new variant each time; after this many a block stays eager.
 _MOST_HOOKED_VARIANTS = 8
-#: Entries of a key without hooks: training flag, gradients, kind of KV cache.
-_PLAIN_KEY = 3
+#: Entries of a key without hooks: training flag, gradients, kind of KV cache, arguments that are None.
+_PLAIN_KEY = 4
 
 
 class Region:
@@ -129,9 +129,11 @@ def make_border(block: nn.Module, region: Region) -> Callable[..., Any]:
         if region.index is not None and cache_can_be_there():
             args, kwargs, put_back, cache_kind, index_hidden = region.own_layer_only(args, kwargs)
         hooks: Sequence[Any] = ()
-        # The first block's input often needs no gradient where all others' do: to the compiler that is another graph.
+        # What is known to need another graph is told apart here, so that it neither counts as a recompile nor makes the
+        # blocks' versions be tried in turn: the first block's input may need no gradient, some blocks get no mask.
         gradients = _gradients(args) if is_grad_enabled() else "gradients off"
-        key: tuple[object, ...] = (block.training, gradients, cache_kind)
+        absent = tuple([name for name, value in kwargs.items() if value is None])
+        key: tuple[object, ...] = (block.training, gradients, cache_kind, absent)
         if any(region.hooks):
             key, hooks = region.hooked_key(key)
         variant = table.get(key) or region.pick(key, hooks)

@@ -72,13 +72,12 @@ def compare(
         for name in strategies:
             if name != "eager":
                 comparison.cold(name, plan if name == "regional" else None, rest)
+        outcome.take_off = keep == "eager"
+        if keep is not None:  # known before the timing, so that a step that fails later does not lose it
+            outcome.kept = comparison.compilations.get(keep)
         comparison.steady(strategies, rounds, calls)
         comparison.memory()
-        result = comparison.report(strategies)
-        if keep is not None and keep != "eager":
-            outcome.kept = comparison.compilations.get(keep)
-        outcome.take_off = keep == "eager"
-    return result
+        return comparison.report(strategies)
 
 
 def _check_arguments(

@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 REMEDY = (
-    "Let the compiler trace with dynamic sizes (dynamic=True), pad inputs to a few sizes, or turn a number that changes "
-    "into a tensor"
+    "Let the compiler trace with dynamic sizes (dynamic=True), pad inputs to a few sizes, or turn a number that "
+    "changes into a tensor"
 )
 
 _PLAIN = (bool, int, float, str, type(None))
 _MISSING = object()
+#: The block at the start of a source, not the end of another name such as ``sub_block`` or ``model.block``.
+_BLOCK = re.compile(r"(?<![\w.])block\.")
+_MODULES = re.compile(r"(?<![\w.])block(?:\._(?:modules|parameters|buffers)\['[^']+'\])+")
 _LOCAL = re.compile(r"L\['(\w+)'\]")
 _LONGEST = 300
 
@@ -27,15 +30,18 @@ def guarded_attributes(entries: Sequence[Any]) -> Iterator[tuple[str, object]]:
     """
     for entry in entries:
         source = _LOCAL.sub(r"\1", entry.name)
-        if entry.has_value and isinstance(entry.value, _PLAIN) and source.startswith("block"):
-            if entry.guard_type in ("CONSTANT_MATCH", "EQUALS_MATCH") and _steps(source) is not None:
-                yield source, entry.value
+        plain = entry.has_value and isinstance(entry.value, _PLAIN)
+        if plain and entry.guard_type in ("CONSTANT_MATCH", "EQUALS_MATCH") and _steps(source) is not None:
+            yield source, entry.value
 
 
 def read(block: object, source: str) -> object:
     """The value at a source such as ``block._modules['attn'].layer_idx``; a marker of its own if there is none."""
+    steps = _steps(source)
+    if steps is None:
+        return _MISSING
     value = block
-    for kind, name in _steps(source) or ():
+    for kind, name in steps:
         try:
             value = getattr(value, name) if kind == "attribute" else value[name]  # type: ignore[index]
         except (AttributeError, KeyError, IndexError, TypeError):
@@ -89,8 +95,8 @@ def guard(text: str, forward: Callable[..., Any] | None = None) -> str:
         text,
     )
     text = re.sub(r"\bkwargs\['(\w+)'\]", r"\1", text)
-    text = re.sub(r"\bblock((?:\._(?:modules|parameters|buffers)\['[^']+'\])+)", lambda m: attribute_name("block" + m[1]), text)
-    text = text.replace("block.", "")
+    text = _MODULES.sub(lambda match: attribute_name(match[0]), text)
+    text = _BLOCK.sub("", text)
     size = re.search(r"tensor '(.+?)' size mismatch at index (\d+). expected (\S+), actual (\S+)", text)
     if size:
         return f"{size[1]} changed its size in dimension {size[2]} from {size[3].rstrip(',')} to {size[4].rstrip('.')}"
@@ -119,13 +125,14 @@ def failure_line(error: BaseException) -> str:
         text = f"{type(cause).__name__}: {cause}"
         if "InvalidCxxCompiler" in text or "No working C++ compiler" in text:
             return (
-                "no working C++ compiler was found, and the inductor backend needs one on a CPU. Install g++ or clang++ (or "
-                "point the environment variable CXX at one), or choose a backend that needs none, such as 'aot_eager'"
+                "no working C++ compiler was found, and the inductor backend needs one on a CPU. Install g++ or "
+                "clang++ (or point the environment variable CXX at one), or choose a backend that needs none, such as "
+                "'aot_eager'"
             )
         if isinstance(cause, PermissionError) or "Read-only file system" in text:
             return (
-                f"the compiler cannot write: {text}. Point TORCHINDUCTOR_CACHE_DIR at a folder that can be written, and "
-                "start again"
+                f"the compiler cannot write: {text}. Point TORCHINDUCTOR_CACHE_DIR at a folder that can be written, "
+                "and start again"
             )
         if isinstance(cause, OSError) and "No space left" in text:
             return f"the disk of the compiler's cache is full: {text}. Free some space or move TORCHINDUCTOR_CACHE_DIR"
@@ -158,8 +165,12 @@ def variant_names(variants: Sequence[Any]) -> list[str]:
         if len({variant.key[position] for variant in variants}) > 1:
             for part, variant in zip(parts, variants, strict=True):
                 part.append(str(variant.key[position]) or "no cache")
+    absent = [set(variant.key[3]) for variant in variants]
+    for name in sorted(set.union(*absent) - set.intersection(*absent)):
+        for part, names in zip(parts, absent, strict=True):
+            part.append(f"{'without' if name in names else 'with'} {name}")
     for part, variant in zip(parts, variants, strict=True):
-        if len(variant.key) > 3:
+        if len(variant.key) > 4:
             part.append("hooked")
     return [", ".join(part[:4]) or "other blocks" for part in parts]
 
@@ -177,7 +188,7 @@ def _tell_structures(structures: Sequence[tuple[object, ...]], parts: list[list[
     told = False
     for index, found in enumerate(modules):
         extra = [name for name in found if name not in everywhere]
-        outermost = [name for name in extra if not any(name != other and name.startswith(f"{other}.") for other in extra)]
+        outermost = [name for name in extra if not any(name.startswith(f"{other}.") for other in extra)]
         if outermost:
             parts[index].append("with " + ", ".join(outermost[:2]))
             told = True
@@ -194,4 +205,4 @@ def _tell_structures(structures: Sequence[tuple[object, ...]], parts: list[list[
     for part, tensors in zip(parts, structures, strict=True):
         shape = next((item[1] for item in tensors if isinstance(item, tuple) and len(item) == 5), None)
         if shape is not None:
-            part.append(f"first tensor {list(shape)}")  # type: ignore[call-overload]
+            part.append(f"first tensor {list(shape)}")

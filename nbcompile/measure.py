@@ -13,6 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,7 @@ def first_call(step: Callable[[], Any], device: torch.device | None) -> tuple[An
 
 
 def interleaved(
-    candidates: Mapping[str, contextlib.AbstractContextManager[Any] | Callable[[], contextlib.AbstractContextManager[Any]]],
+    candidates: Mapping[str, AbstractContextManager[Any] | Callable[[], AbstractContextManager[Any]]],
     step: Callable[[], Any],
     *,
     rounds: int,
@@ -68,7 +69,8 @@ def interleaved(
         for name, condition in candidates.items():
             if progress is not None:
                 progress(f"steady state: round {turn + 1} of {rounds}, {name}")
-            with condition() if callable(condition) else condition:
+            # the other way round would not do: a context made by contextlib.contextmanager is callable too
+            with condition if isinstance(condition, AbstractContextManager) else condition():
                 if name not in numbers:
                     estimate = timer.timeit(1).median
                     numbers[name] = calls or max(1, min(_MOST_CALLS, math.ceil(_ROUND_SECONDS / max(estimate, 1e-9))))
@@ -120,7 +122,10 @@ def peak_bytes(step: Callable[[], Any], device: torch.device | None) -> int | No
     try:
         with open("/proc/self/clear_refs", "w") as file:  # Linux: starts the process's high-water mark anew
             file.write("5")
-        step()
+    except OSError:
+        return None
+    step()  # outside of the try: an error of the step is the caller's
+    try:
         with open("/proc/self/status") as file:
             for line in file:
                 if line.startswith("VmHWM:"):
@@ -156,7 +161,8 @@ def max_abs_diff(one: Any, other: Any) -> float | None:
             return math.inf
         if one.numel() == 0:
             return None
-        left, right = one.detach().double().cpu(), other.detach().double().cpu()
+        precise = torch.complex128 if one.is_complex() or other.is_complex() else torch.float64
+        left, right = one.detach().to(precise).cpu(), other.detach().to(precise).cpu()
         # equal infinities and NaN in the same place are no difference
         unequal = ~((left == right) | (left.isnan() & right.isnan()))
         if not bool(unequal.any()):
@@ -164,7 +170,10 @@ def max_abs_diff(one: Any, other: Any) -> float | None:
         difference = float((left - right)[unequal].abs().max())
         return math.inf if math.isnan(difference) else difference
     if isinstance(one, (int, float)) and isinstance(other, (int, float)):
-        return abs(float(one) - float(other))
+        if one == other or (math.isnan(one) and math.isnan(other)):
+            return 0.0
+        difference = abs(float(one) - float(other))
+        return math.inf if math.isnan(difference) else difference
     left_children, right_children = _children(one), _children(other)
     if left_children is None or right_children is None:
         return None if type(one) is type(other) and left_children is right_children else math.inf

@@ -58,17 +58,15 @@ class TorchDynamoPlugin:
             self.backend = self.backend.lower() if isinstance(self.backend, str) else self.backend
         if self.mode is None and self.options is None:
             self.mode = os.environ.get(_PREFIX + "MODE") or "default"
-        self.fullgraph = bool(_default(self.fullgraph, "USE_FULLGRAPH", False))
+        self.fullgraph = _default(self.fullgraph, "USE_FULLGRAPH", False)
         self.dynamic = _default(self.dynamic, "USE_DYNAMIC", None)
-        self.use_regional_compilation = bool(
-            _default(self.use_regional_compilation, "USE_REGIONAL_COMPILATION", True)
-        )
+        self.use_regional_compilation = _default(self.use_regional_compilation, "USE_REGIONAL_COMPILATION", True)
         if self.backend == "no":
             self.backend, self.disable = "eager", True
         for name in ("fullgraph", "disable", "use_regional_compilation"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} takes True or False, not {getattr(self, name)!r}")
-        if self.dynamic not in (None, True, False):
+        if self.dynamic is not None and not isinstance(self.dynamic, bool):
             raise UsageError(f"dynamic takes True, False or None, not {self.dynamic!r}")
         _check_backend(self.backend)
         _check_mode(self.mode, self.options, self.backend)
@@ -172,7 +170,9 @@ def _check_mode(mode: Any, options: Any, backend: Any) -> None:
         return
     known = list_modes()
     if mode not in known:
-        raise UsageError(f"there is no mode {mode!r}.{_suggestion(str(mode), known)} Those that exist: {', '.join(known)}")
+        raise UsageError(
+            f"there is no mode {mode!r}.{_suggestion(str(mode), known)} Those that exist: {', '.join(known)}"
+        )
     if backend != "inductor" and not _takes(backend, "mode"):
         raise UsageError(
             f"mode={mode!r} is a setting of the inductor backend; the backend {backend_name(backend)!r} has no modes. "

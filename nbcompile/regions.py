@@ -1,17 +1,18 @@
 """What to compile, and why: a plan made from the model alone. Nothing here compiles, calls or changes a model.
 
 The search goes from the model downwards and looks at the children of each module, those of a ``ModuleList``,
-``Sequential`` or ``ModuleDict`` counting as children too. Two or more siblings of one class are a *set*. A set becomes a
-group of repeated blocks where compiling one block serves others. Where no member of a set equals another (the stages of
-a ResNet, say, each of another width) while the sets inside the members repeat, the search goes on inside.
+``Sequential`` or ``ModuleDict`` counting as children too. Two or more siblings of one class are a *set*. A set becomes
+a group of repeated blocks where compiling one block serves others. Where no member of a set equals another (the stages
+of a ResNet, say, each of another width) while the sets inside the members repeat, the search goes on inside.
 """
 
 from __future__ import annotations
 
 import html
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -89,7 +90,9 @@ class RegionPlan:
     def __str__(self) -> str:
         rows = self._rows()
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows]
+        lines = [
+            "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows
+        ]
         return "\n".join([f"Regions of {self.model_class}", *lines])
 
     def _repr_html_(self) -> str:
@@ -119,6 +122,7 @@ def plan_regions(
         UsageError: ``model`` is no module, or an argument names something that does not exist.
     """
     check_model(model)
+    _refuse_lazy(model)
     if rest not in REST_CHOICES:
         raise UsageError(f"rest takes {', '.join(map(repr, REST_CHOICES))}, not {rest!r}")
     groups = list(_find_groups(model) if regions is None else _chosen_groups(model, regions))
@@ -142,6 +146,16 @@ def check_model(model: object) -> None:
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise UsageError("a TorchScript module is compiled already; pass the nn.Module that it was made from")
+
+
+def _refuse_lazy(model: nn.Module) -> None:
+    parameters: Iterable[tuple[str, Any]] = model.named_parameters()
+    lazy = next((name for name, parameter in parameters if nn.parameter.is_lazy(parameter)), None)
+    if lazy is not None:
+        raise UsageError(
+            f"{lazy!r} has no size yet: {class_name(model)} holds lazy modules, which learn their sizes at the first "
+            "call. Call the model once, then try again"
+        )
 
 
 def class_name(module: nn.Module) -> str:
@@ -203,8 +217,12 @@ def _find_groups(model: nn.Module) -> Iterator[PlannedGroup]:
     hints = _hints(model)
     sets = list(_repeating_sets(model, ""))
     largest = max((s.size for s in sets), default=0)
+    seen: set[int] = set()
     for found in sets:
-        if found.size >= _SMALLEST_SHARE * largest:
+        # a block that two containers share (tied stacks) is one block, and belongs to the first of them
+        found = _Set(found.path, [(name, member) for name, member in found.members if id(member) not in seen])
+        if len(found.members) >= 2 and found.size >= _SMALLEST_SHARE * largest:
+            seen.update(id(member) for _, member in found.members)
             yield _planned(found, hints)
 
 
@@ -283,14 +301,20 @@ def _hints(model: nn.Module) -> dict[str, str]:
     return hints
 
 
-def _chosen_groups(model: nn.Module, regions: Sequence[str | type[nn.Module]]) -> Iterator[PlannedGroup]:
+def _chosen_groups(model: nn.Module, regions: object) -> Iterator[PlannedGroup]:
     """Groups of the blocks that a user named."""
     if isinstance(regions, (str, type)):
         regions = [regions]
-    modules = {name: module for name, module in model.named_modules() if name}
+    if not isinstance(regions, Iterable) or isinstance(regions, nn.Module):
+        raise UsageError(f"regions takes a list of paths, class names or classes, not {type(regions).__name__}")
+    modules = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
     chosen: dict[str, nn.Module] = {}
     for region in regions:
-        chosen.update(_matching(region, modules))
+        for path, module in _matching(region, modules).items():
+            if not any(module is other for other in chosen.values()):
+                chosen[path] = module
+    if not chosen:
+        raise UsageError("regions is empty; name the blocks to compile, or leave regions out to have them found")
     for path in list(chosen):
         outer = next((other for other in chosen if path.startswith(other + ".")), None)
         if outer is not None:
@@ -304,8 +328,15 @@ def _chosen_groups(model: nn.Module, regions: Sequence[str | type[nn.Module]]) -
 
 
 def _matching(region: object, modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    if isinstance(region, nn.Module):
+        raise UsageError(
+            f"regions takes paths, class names or classes, not a module ({class_name(region)}); give its path in the "
+            "model"
+        )
+    # what a wrapper holds is found by the wrapper already
+    outside = {name: module for name, module in modules.items() if name.rpartition(".")[2] not in _WRAPPED}
     if isinstance(region, type):
-        found = {name: module for name, module in modules.items() if isinstance(unwrapped(module), region)}
+        found = {name: module for name, module in outside.items() if isinstance(unwrapped(module), region)}
     elif isinstance(region, str) and region in modules:
         module = modules[region]
         if isinstance(module, _CONTAINERS):
@@ -313,7 +344,7 @@ def _matching(region: object, modules: dict[str, nn.Module]) -> dict[str, nn.Mod
         else:
             found = {region: module}
     else:
-        found = {name: module for name, module in modules.items() if class_name(module) == region}
+        found = {name: module for name, module in outside.items() if class_name(module) == region}
     if not found:
         known = sorted({class_name(module) for module in modules.values()})
         raise UsageError(
@@ -337,9 +368,9 @@ def _nothing_repeats(model: nn.Module) -> str:
 
 
 def _plan_rest(model: nn.Module, groups: Sequence[PlannedGroup], rest: str) -> Iterator[PlannedRest]:
-    blocks = {path for group in groups for path in group.blocks}
-    block_layers = max(_layer_count(model.get_submodule(path)) for path in blocks)
-    for path, part in _parts_outside(model, "", blocks):
+    blocks = [model.get_submodule(path) for group in groups for path in group.blocks]
+    block_layers = max(_layer_count(block) for block in blocks)
+    for path, part in _parts_outside(model, "", {id(block) for block in blocks}, set()):
         if rest == "auto":
             decision, reason = _decide(part, block_layers)
         elif rest == "compile" and not isinstance(part, _NO_KERNEL):
@@ -349,14 +380,20 @@ def _plan_rest(model: nn.Module, groups: Sequence[PlannedGroup], rest: str) -> I
         yield PlannedRest(path, class_name(part), decision, reason)
 
 
-def _parts_outside(module: nn.Module, path: str, blocks: set[str]) -> Iterator[tuple[str, nn.Module]]:
-    """The largest modules that neither are nor contain nor lie in a block."""
+def _parts_outside(module: nn.Module, path: str, blocks: set[int], seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
+    """The largest modules that neither are nor contain nor lie in a block, each once.
+
+    Args:
+        blocks: the blocks' identities; a block may lie in several places.
+        seen: identities of what was met already.
+    """
     for name, child in module.named_children():
         full = f"{path}.{name}" if path else name
-        if full in blocks:
+        if id(child) in blocks or id(child) in seen:
             continue
-        if isinstance(child, (nn.ModuleList, nn.ModuleDict)) or any(b.startswith(full + ".") for b in blocks):
-            yield from _parts_outside(child, full, blocks)
+        seen.add(id(child))
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)) or any(id(part) in blocks for part in child.modules()):
+            yield from _parts_outside(child, full, blocks, seen)
         else:
             yield full, child
 

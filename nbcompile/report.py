@@ -28,6 +28,9 @@ SCHEMA = 1
 MIME_TYPE = "application/vnd.nbcompile.v1+json"
 FILE_ENDING = ".nbcompile.json"
 
+#: How deep free-form data (environment, model, settings) may be nested in a file.
+_DEEPEST = 100
+
 #: The phases of a compile in the order in which they happen. ``other`` is what the compiler's records do not name.
 PHASES = ("dynamo", "aot_autograd", "inductor", "codegen", "kernels", "backward", "other")
 
@@ -326,7 +329,8 @@ def write_file(path: Path, text: str, *, overwrite: bool) -> Path:
         raise UsageError(f"{path} exists already; pass overwrite=True to replace it, or choose another name")
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        # half a surrogate pair (a file name that is no text, say) is written as JSON's own escape for it
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
             stream.write(text)
         mask = os.umask(0)
         os.umask(mask)
@@ -353,6 +357,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return str(value)
+
+
+def _check_plain(value: Any, where: str, depth: int) -> None:
+    """Refuse free-form data that could not be written or drawn again: numbers without end, nesting without end."""
+    if depth > _DEEPEST:
+        raise ReportError(f"{where}: nested more than {_DEEPEST} levels deep")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ReportError(f"{where}: the number is not finite")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_plain(item, where, depth + 1)
 
 
 def _build(kind: Any, value: Any, where: str) -> Any:
@@ -386,6 +400,7 @@ def _build(kind: Any, value: Any, where: str) -> Any:
             return None
         return _build(next(a for a in arguments if a is not type(None)), value, where)
     if kind is Any:
+        _check_plain(value, where, 0)
         return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         try:

@@ -68,7 +68,8 @@ class Variant:
 
     Attributes:
         structure: see ``regions.structure``; every block that uses this variant has it.
-        key: the circumstances it is for: training flag, part in a gradient, kind of KV cache, hooks in force.
+        key: the circumstances it is for: training flag, part in a gradient, kind of KV cache, arguments that
+            are None, hooks in force.
         guarded: attributes of the block that the compiler relied on, each with the values it was compiled for.
         blocks: paths of the blocks that use it.
         log: what the compiler did for it.
