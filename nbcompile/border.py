@@ -204,5 +204,6 @@ def _fullgraph_error(region: Region, variant: Variant, error: BaseException) -> 
     variant.failure = explain.failure(error)
     return CompilationError(
         f"{region.path or 'the model'} ({region.group.class_name}) cannot be compiled with fullgraph=True: "
-        f"{explain.failure_line(error)}. It runs eager from now on; fullgraph=False compiles what can be compiled"
+        f"{explain.failure_line(error)}. It runs eager from now on, and so does every block like it; fullgraph=False "
+        "compiles what can be compiled"
     )

@@ -269,6 +269,6 @@ def _refuse_offloaded(model: nn.Module, blocks: Sequence[str]) -> None:
                 where = ".".join(part for part in (path, name) if part)
                 raise UsageError(
                     f"{where or 'the model'} is offloaded by accelerate's hook {type(hook).__name__}, which loads its "
-                    "weights for each call and drops them after it; such a block cannot be compiled. Load the model onto "
-                    "one device, or take the hooks off: accelerate.hooks.remove_hook_from_submodules(model)"
+                    "weights for each call and drops them after it; such a block cannot be compiled. Load the model "
+                    "onto one device, or take the hooks off: accelerate.hooks.remove_hook_from_submodules(model)"
                 )

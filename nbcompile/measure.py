@@ -210,10 +210,17 @@ def empty_compiler_cache() -> Iterator[None]:
             "start; it was checked on torch 2.11 and 2.13"
         )
     before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    failure: BaseException | None = None
     try:
         with fresh():
-            yield
+            try:
+                yield
+            except BaseException as error:
+                failure = error  # seen by fresh_cache, it would leave the folder behind and say so
+        if failure is not None:
+            raise failure
     finally:
+        failure = None  # or error and frame would hold each other
         if before is not None and os.environ.get("TORCHINDUCTOR_CACHE_DIR") != before:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = before
 

@@ -230,9 +230,11 @@ def _repeating_sets(module: nn.Module, path: str) -> Iterator[_Set]:
     """The outermost sets below ``module`` whose members share work, in the order of the model."""
     taken: set[str] = set()
     for found in _sibling_sets(module, path):
-        inner = [s for name, member in found.members for s in _repeating_sets(member, name)]
-        if found.kinds == len(found.members) and _worth_going_inside(found, inner):
-            continue
+        if found.kinds == len(found.members):
+            if type(unwrapped(found.members[0][1])) is nn.Sequential:
+                continue  # their class says nothing: a model's `features` and `classifier`, say
+            if _worth_going_inside(found, [s for name, member in found.members for s in _repeating_sets(member, name)]):
+                continue
         taken.update(name for name, _ in found.members)
         yield found
     for name, child in _children(module, path):

@@ -1,0 +1,211 @@
+"""Strategies side by side: what is measured, what is refused, and that nothing a user had is lost."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import nbcompile
+from nbcompile import UsageError
+from tests.blocks import Net, net, ran_eager, rows
+
+BACKEND = "aot_eager"
+
+
+def compare(model: nn.Module, step: Any = None, strategies: Any = ("eager", "regional", "full"), **more: Any) -> Any:
+    """A comparison that takes little time."""
+    return nbcompile.compare(
+        model, step or (lambda: model(rows())), strategies, **{"backend": BACKEND, "rounds": 2, "calls": 2, **more}
+    )
+
+
+@pytest.fixture(autouse=True)
+def _no_grad() -> Any:
+    with torch.no_grad():
+        yield
+
+
+def test_every_strategy_has_its_figures() -> None:
+    # GIVEN a model, WHEN all strategies are compared
+    report = compare(net())
+    # THEN each has a cold start, a steady state with its rounds, memory, and its difference from eager
+    assert list(report.strategies) == ["eager", "regional", "full"]
+    for figures in report.strategies.values():
+        assert figures.failure == ""
+        assert figures.cold_seconds > 0
+        assert figures.steady_seconds > 0
+        assert figures.steady_spread >= 0
+        assert figures.steady_repeats == 2
+    eager, regional, full = report.strategies.values()
+    assert (eager.max_abs_diff, regional.max_abs_diff, full.max_abs_diff) == (None, 0.0, 0.0)
+    assert (eager.graphs, regional.graphs, full.graphs) == (0, 1, 1)
+    # and each compiled strategy says what it compiled
+    assert [(r.path, r.graphs) for r in regional.regions] == [("layers", 1)]
+    assert [r.path for r in full.regions] == ["(whole model)"]
+    # the groups are those of the regional compilation
+    assert [(g.path, g.compiled, g.eager) for g in report.groups] == [("layers", 4, 0)]
+    assert report.settings["backend"] == BACKEND
+
+
+def test_what_was_compiled_before_is_there_again() -> None:
+    # GIVEN a model that the user has compiled and run
+    model = net()
+    nbcompile.compile_regions(model, backend="eager")
+    model(rows())
+    # WHEN strategies are compared
+    compare(model)
+    # THEN the user's own compilation is at work again, with nothing compiled anew
+    assert ran_eager(model, rows()) == 0
+    report = nbcompile.report(model)
+    assert (report.settings["backend"], report.groups[0].graphs) == ("eager", 1)
+
+
+def test_a_model_that_was_not_compiled_is_not_compiled_afterwards() -> None:
+    model = net()
+    compare(model)
+    assert ran_eager(model, rows()) == 4
+
+
+def test_a_strategy_can_be_kept() -> None:
+    model = net()
+    compare(model, keep="regional")
+    assert ran_eager(model, rows()) == 0
+    assert nbcompile.report(model).settings["strategy"] == "regional"
+    compare(model, keep="eager")
+    assert ran_eager(model, rows()) == 4
+
+
+def test_a_step_that_fails_late_does_not_lose_what_is_to_be_kept() -> None:
+    # GIVEN a step that fails once everything is compiled
+    model, calls = net(), []
+
+    def step() -> Any:
+        calls.append(1)
+        if len(calls) > 8:
+            raise OSError("the data set is on a disk that is gone")
+        return model(rows())
+
+    with pytest.raises(OSError, match="disk that is gone"):
+        compare(model, step, keep="regional")
+    # THEN the strategy that was to stay is on the model
+    assert ran_eager(model, rows()) == 0
+
+
+def test_a_strategy_that_fails_is_a_line_in_the_report() -> None:
+    # GIVEN a backend that fails
+    def broken(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no kernels today")
+
+    model = net()
+    with pytest.warns(nbcompile.CompilationWarning, match="no kernels today"):
+        report = compare(model, strategies=["eager", "regional"], backend=broken)
+    # THEN it has no steady figures, and eager has
+    assert "no kernels today" in report.strategies["regional"].failure
+    assert report.strategies["regional"].steady_seconds is None
+    assert report.strategies["eager"].steady_seconds is not None
+    assert ran_eager(model, rows()) == 4
+
+
+def test_a_wrong_result_shows() -> None:
+    # GIVEN a backend that computes something else
+    def wrong(graph: Any, inputs: Any) -> Any:
+        return lambda *args: tuple(out + 0.5 for out in graph.forward(*args))
+
+    report = compare(net(1, kind=TwoBlocks), strategies=["eager", "full"], backend=wrong)
+    assert report.strategies["full"].max_abs_diff == pytest.approx(0.5)
+
+
+class TwoBlocks(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[0](x)
+
+
+def test_an_interrupt_puts_the_model_back() -> None:
+    model, calls = net(), []
+    nbcompile.compile_regions(model, backend="eager")
+
+    def step() -> Any:
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return model(rows())
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(model, step)
+    assert ran_eager(model, rows()) == 0
+    assert nbcompile.report(model).settings["backend"] == "eager"
+
+
+def test_a_step_that_returns_nothing_is_told() -> None:
+    model = net()
+
+    def step() -> None:
+        model(rows())
+
+    report = compare(model, step, ["eager", "regional"])
+    assert report.strategies["regional"].max_abs_diff is None
+    assert any("returns nothing" in note for note in report.notes)
+
+
+def test_a_step_that_differs_from_itself_is_told() -> None:
+    model, calls = net(), []
+
+    def step() -> Any:
+        calls.append(1)
+        return model(rows()) + len(calls)
+
+    report = compare(model, step, ["eager", "regional"])
+    assert any("two eager runs of the step differ by 1" in note for note in report.notes)
+
+
+def test_the_users_random_numbers_go_on_as_if_nothing_happened() -> None:
+    model = net()
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    compare(model, lambda: model(rows()) + torch.rand(1), ["eager", "regional"], calls=1, rounds=1)
+    # every timed call draws one number: the generator has moved, but not been seeded anew by us
+    assert not torch.equal(torch.rand(3), expected)
+    torch.manual_seed(3)
+    torch.testing.assert_close(torch.rand(3), expected)
+
+
+def test_eager_against_eager_comes_out_even() -> None:
+    # GIVEN the same code under two names
+    model = net(6)
+    report = compare(model, strategies=["eager", "regional"], backend=lambda graph, inputs: graph.forward, rounds=4)
+    # THEN no gain is claimed beyond the spread: a break-even exists only if the steady times really differ
+    eager, regional = report.strategies.values()
+    if regional.break_even_calls is not None:
+        assert eager.steady_seconds - regional.steady_seconds > max(eager.steady_spread, regional.steady_spread)
+    assert all(math.isfinite(f.steady_seconds) for f in (eager, regional))
+
+
+def test_progress_is_told() -> None:
+    lines: list[str] = []
+    compare(net(), progress=lines.append)
+    assert lines[0] == "eager: first call"
+    assert "regional: cold start (compiling)" in lines
+    assert "steady state: round 2 of 2, full" in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"strategies": ["regionl"]}, "no strategy 'regionl'; those that exist: eager, regional, full"),
+        ({"strategies": "eager"}, "takes a list of names"),
+        ({"strategies": []}, "takes a list of names"),
+        ({"keep": "full", "strategies": ["eager"]}, "keep='full' is not among"),
+        ({"rounds": 0}, "rounds takes a whole number"),
+        ({"calls": 1.5}, "calls takes a whole number"),
+        ({"step": 3}, "step is to be a function"),
+        ({"backend": "inductr"}, "no backend 'inductr'"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        compare(net(), **arguments)

@@ -1,0 +1,515 @@
+"""Compiling in place, undoing it, and telling what really ran. No test here needs a C++ compiler."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+import weakref
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import nn
+
+import nbcompile
+from nbcompile import CompilationError, CompilationWarning, UsageError
+from tests.blocks import WIDTH, Block, BreakingBlock, DirectNet, NumberedBlock, net, ran_eager, rows
+
+BACKEND = "aot_eager"
+
+
+@pytest.fixture(autouse=True)
+def _no_grad() -> Any:
+    with torch.no_grad():
+        yield
+
+
+def counts(model: nn.Module) -> tuple[int, int, int]:
+    (group,) = nbcompile.report(model).groups
+    return group.instances, group.compiled, group.eager
+
+
+# -- lifecycle --------------------------------------------------------------------------------------------------------
+
+
+def test_compiling_again_replaces_the_settings() -> None:
+    # GIVEN a model and backends that say that they ran
+    model, x, used = net(), rows(), []
+
+    def make(name: int) -> Any:
+        def backend(graph: Any, inputs: Any) -> Any:
+            def run(*args: Any) -> Any:
+                used.append(name)
+                return graph.forward(*args)
+
+            return run
+
+        return backend
+
+    # WHEN it is compiled with more settings in turn than the recompile limit allows
+    for name in range(12):
+        nbcompile.compile_regions(model, backend=make(name))
+        used.clear()
+        # THEN each time all blocks run compiled with the latest ones
+        assert ran_eager(model, x) == 0
+        assert set(used) == {name}
+        assert counts(model) == (4, 4, 0)
+
+
+def test_restore_puts_back_what_the_user_had_compiled() -> None:
+    # GIVEN a block that the user has compiled
+    model = net()
+    model.layers[1].compile(backend="eager")
+    own = model.layers[1]._compiled_call_impl
+    # WHEN the model is compiled and restored
+    nbcompile.compile_regions(model, backend=BACKEND)
+    assert model.layers[1]._compiled_call_impl is not own
+    nbcompile.restore(model)
+    # THEN the block has the user's compiled call again, and the others none
+    assert model.layers[1]._compiled_call_impl is own
+    assert "_compiled_call_impl" not in vars(model.layers[0])
+
+
+def test_restore_leaves_alone_what_was_compiled_since() -> None:
+    model = net()
+    nbcompile.compile_regions(model, backend=BACKEND)
+    model.layers[2].compile(backend="eager")  # by the user, after us
+    own = model.layers[2]._compiled_call_impl
+    nbcompile.restore(model)
+    assert model.layers[2]._compiled_call_impl is own
+
+
+def test_restore_of_a_model_never_compiled_does_nothing() -> None:
+    model = net()
+    assert nbcompile.restore(model) is model
+
+
+def test_eager_keeps_what_was_compiled() -> None:
+    # GIVEN a compiled model that has run
+    model, x = net(), rows()
+    nbcompile.compile_regions(model, backend=BACKEND)
+    expected = model(x)
+    graphs = nbcompile.report(model).groups[0].graphs
+    # WHEN it runs in the context, which an error leaves
+    with pytest.raises(ZeroDivisionError), nbcompile.eager(model) as same:
+        assert same is model
+        assert ran_eager(model, x) == 4
+        raise ZeroDivisionError
+    # THEN it runs compiled afterwards, with nothing compiled again
+    assert ran_eager(model, x) == 0
+    torch.testing.assert_close(model(x), expected)
+    assert nbcompile.report(model).groups[0].graphs == graphs
+
+
+def test_a_deleted_model_is_freed() -> None:
+    model = net()
+    nbcompile.compile_regions(model, backend=BACKEND)
+    model(rows())
+    weight = weakref.ref(model.layers[0].fc.weight)
+    del model
+    gc.collect()
+    assert weight() is None
+
+
+@pytest.mark.parametrize("compile_it", [nbcompile.compile_regions, nbcompile.compile_model])
+def test_two_models_of_one_class_do_not_mix(compile_it: Any) -> None:
+    # GIVEN two models with other weights, both compiled
+    one, other, x = net(), net(), rows()
+    for parameter in other.parameters():
+        parameter.zero_()
+    expected = one(x)
+    compile_it(one, backend=BACKEND)
+    compile_it(other, backend=BACKEND)
+    # WHEN both run, THEN each uses its own weights
+    torch.testing.assert_close(other(x), x)
+    torch.testing.assert_close(one(x), expected)
+
+
+def test_a_class_defined_anew_is_compiled_anew() -> None:
+    # GIVEN the cell that defines a block, run again with another factor: source known to no file
+    cell = (
+        "class B(Block):\n"
+        "    def forward(self, x):\n"
+        "        return x + {factor} * self.fc(x)\n"
+        "model = net(3, B)\n"
+    )
+    x = rows()
+    for factor in range(1, 12):
+        namespace: dict[str, Any] = {"Block": Block, "net": net}
+        exec(compile(cell.format(factor=factor), f"<cell {factor}>", "exec"), namespace)
+        model = namespace["model"]
+        expected = model(x)
+        # WHEN each new model is compiled, THEN the present code runs, in one variant, with nothing told of earlier ones
+        nbcompile.compile_regions(model, backend=BACKEND)
+        torch.testing.assert_close(model(x), expected)
+        (group,) = nbcompile.report(model).groups
+        assert (group.compiled, len(group.variants), group.recompiles) == (3, 1, [])
+
+
+def test_disable_compiles_nothing_and_says_so() -> None:
+    model = net()
+    nbcompile.compile_regions(model, disable=True)
+    assert ran_eager(model, rows()) == 4
+    report = nbcompile.report(model)
+    assert counts(model) == (4, 0, 4)
+    assert any("disable" in note for note in report.notes)
+
+
+def test_a_plugin_instead_of_keywords() -> None:
+    model = net()
+    plugin = nbcompile.TorchDynamoPlugin(backend=BACKEND, dynamic=True)
+    nbcompile.compile_regions(model, plugin=plugin)
+    model(rows())
+    assert nbcompile.report(model).settings["dynamic"] is True
+    with pytest.raises(UsageError, match="twice"):
+        nbcompile.compile_regions(model, plugin=plugin, backend="eager")
+
+
+def test_the_whole_model_as_one_region() -> None:
+    model, x = net(), rows()
+    expected = model(x)
+    assert nbcompile.compile_model(model, backend=BACKEND) is model
+    assert ran_eager(model, x) == 0
+    torch.testing.assert_close(model(x), expected)
+    (group,) = nbcompile.report(model).groups
+    assert (group.path, group.instances, group.compiled, group.graphs) == ("", 1, 1, 1)
+    assert nbcompile.report(model).settings["strategy"] == "full"
+
+
+def test_rest_is_compiled_on_request() -> None:
+    # GIVEN a model with a part beside its blocks
+    model = net()
+    model.head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())
+    model.forward = lambda x: model.head(type(model).forward(model, x))  # type: ignore[method-assign]
+    # WHEN everything is to be compiled
+    nbcompile.compile_regions(model, backend=BACKEND, rest="compile")
+    model(rows())
+    # THEN the part has a graph of its own
+    (part,) = nbcompile.report(model).rest
+    assert (part.path, part.decision, part.compiled, part.graphs) == ("head", "compile", True, 1)
+
+
+def test_regions_chosen_by_hand() -> None:
+    model = net()
+    nbcompile.compile_regions(model, backend=BACKEND, regions=["layers.0", "layers.2"])
+    assert ran_eager(model, rows()) == 2
+    (group,) = nbcompile.report(model).groups
+    assert group.blocks == ["layers.0", "layers.2"]
+    assert (group.compiled, group.eager) == (2, 0)
+
+
+# -- variants ---------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_that_differ_by_a_number_all_compile_whatever_the_limit() -> None:
+    # GIVEN more kinds of block than the compiler's limit for one function
+    count = torch._dynamo.config.recompile_limit + 4
+    model, x = net(count, NumberedBlock), rows()
+    expected = model(x)
+    # WHEN the model is compiled
+    nbcompile.compile_regions(model, backend=BACKEND)
+    # THEN each kind is a variant, named by what differs, and none is a recompile
+    assert ran_eager(model, x) == 0
+    torch.testing.assert_close(model(x), expected)
+    (group,) = nbcompile.report(model).groups
+    assert (group.compiled, group.graphs, group.recompiles) == (count, count, [])
+    assert [variant.name for variant in group.variants[:2]] == ["number: 0", "number: 1"]
+
+
+def test_a_number_that_is_not_used_makes_no_variant() -> None:
+    model = net(12)
+    nbcompile.compile_regions(model, backend=BACKEND)
+    model(rows())
+    (group,) = nbcompile.report(model).groups
+    assert (group.graphs, [v.name for v in group.variants]) == (1, ["all blocks"])
+
+
+def test_other_code_keeps_its_recompile_limit() -> None:
+    # GIVEN a function of the user's own that is called with ever new sizes
+    compiled: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(1)
+        return graph.forward
+
+    users_own = torch.compile(lambda x: x * 2, backend=backend, dynamic=False)
+    before = torch._dynamo.config.get_config_copy()
+    model, x = net(14, NumberedBlock), rows()
+    # WHEN a demanding model is compiled in the middle of that
+    nbcompile.compile_regions(model, backend=BACKEND)
+    for size in range(2, 6):
+        users_own(torch.ones(size))
+    model(x)
+    for size in range(6, 30):
+        users_own(torch.ones(size))
+    # THEN the function still gives up after as many versions as it may have, and no setting has changed
+    assert ran_eager(model, x) == 0
+    assert len(compiled) == torch._dynamo.config.recompile_limit
+    assert torch._dynamo.config.get_config_copy() == before
+
+
+def test_training_and_evaluation_are_variants_not_recompiles() -> None:
+    model, x = net(), rows()
+    nbcompile.compile_regions(model, backend=BACKEND)
+    model(x)
+    with torch.enable_grad():
+        model.train()
+        model(x).sum().backward()
+    (group,) = nbcompile.report(model).groups
+    assert group.recompiles == []
+    assert {"evaluation", "training"} <= {word for v in group.variants for word in v.name.split(", ")}
+    assert all(p.grad is not None for p in model.parameters())
+
+
+# -- what really ran --------------------------------------------------------------------------------------------------
+
+
+def test_past_the_recompile_limit_the_count_is_true_and_the_size_is_told() -> None:
+    # GIVEN a model compiled for fixed sizes only
+    model = net(3)
+    nbcompile.compile_regions(model, backend=BACKEND, dynamic=False)
+    limit = torch._dynamo.config.recompile_limit
+    # WHEN it is called with more sizes than the limit
+    with pytest.warns(CompilationWarning, match="recompile limit") as caught:
+        for size in range(2, limit + 6):
+            eager = ran_eager(model, rows(size))
+            # THEN the report is true after each call
+            assert counts(model) == (3, 3 - eager, eager)
+    assert eager == 3
+    assert len(caught) == 1
+    (group,) = nbcompile.report(model).groups
+    assert len(group.recompiles) >= limit - 1
+    assert group.recompiles[0].reason == "x changed its size in dimension 0 from 2 to 3"
+    assert "recompile limit" in group.eager_reason
+    # and sizes that were compiled still run compiled
+    assert ran_eager(model, rows(2)) == 0
+
+
+def test_blocks_called_by_forward_are_counted_as_eager() -> None:
+    model = net(6, kind=DirectNet)
+    nbcompile.compile_regions(model, backend=BACKEND)
+    assert ran_eager(model, rows()) == 6
+    (group,) = nbcompile.report(model).groups
+    assert (group.compiled, group.eager) == (0, 6)
+    assert "forward" in group.eager_reason
+
+
+def test_a_graph_break_is_told_with_its_place() -> None:
+    # GIVEN blocks with a graph break
+    model, x = net(3, BreakingBlock), rows()
+    expected = model(x)
+    nbcompile.compile_regions(model, backend=BACKEND)
+    # WHEN the model runs
+    torch.testing.assert_close(model(x), expected)
+    # THEN the pieces are compiled, and the break is told once a block, with file and line
+    (group,) = nbcompile.report(model).groups
+    assert (group.compiled, group.eager) == (3, 0)
+    line = BreakingBlock.forward.__code__.co_firstlineno + 2
+    assert group.graph_breaks
+    assert len({(b.block, b.location) for b in group.graph_breaks}) == len(group.graph_breaks)
+    assert all(b.location.endswith(f"blocks.py:{line}") for b in group.graph_breaks)
+    assert "graph_break" in group.graph_breaks[0].reason
+
+
+def test_a_block_whose_pieces_fell_back_behind_a_graph_break_counts_as_eager() -> None:
+    # GIVEN a model with graph breaks, compiled for fixed sizes only
+    model = net(2, BreakingBlock)
+    nbcompile.compile_regions(model, backend=BACKEND, dynamic=False)
+    # WHEN the code behind the break has used up its limit
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CompilationWarning)
+        for size in range(2, torch._dynamo.config.recompile_limit + 6):
+            model(rows(size))
+    # THEN the blocks are counted as eager
+    assert counts(model) == (2, 0, 2)
+
+
+def test_first_run_in_a_thread() -> None:
+    # GIVEN a model compiled in the main thread, with as many kinds as need more than the limit
+    model, x, box = net(12, NumberedBlock), rows(), {}
+    expected = model(x)
+    nbcompile.compile_regions(model, backend=BACKEND)
+
+    def work() -> None:
+        with torch.no_grad():
+            box["result"] = model(x)
+
+    # WHEN a worker runs it first
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    # THEN both threads run compiled
+    torch.testing.assert_close(box["result"], expected)
+    assert ran_eager(model, x) == 0
+    assert counts(model) == (12, 12, 0)
+
+
+# -- hooks ------------------------------------------------------------------------------------------------------------
+
+
+def test_hooks_inside_a_block_act_when_added_and_stop_when_removed() -> None:
+    # GIVEN a compiled model that has run
+    model, x = net(), rows()
+    plain = model(x)
+    nbcompile.compile_regions(model, backend=BACKEND)
+    model(x)
+    # WHEN a hook is put on a layer inside a block
+    handle = model.layers[2].fc.register_forward_hook(lambda module, args, out: out + 5.0)
+    with nbcompile.eager(model):
+        steered = model(x)
+    # THEN it acts, and no longer once it is removed
+    assert not torch.allclose(steered, plain)
+    torch.testing.assert_close(model(x), steered)
+    handle.remove()
+    torch.testing.assert_close(model(x), plain)
+    assert counts(model) == (4, 4, 0)
+
+
+def test_hooks_registered_anew_at_each_call_run_eager_in_the_end() -> None:
+    model, x = net(), rows()
+    plain = model(x)
+    nbcompile.compile_regions(model, backend=BACKEND)
+    with pytest.warns(CompilationWarning, match="hooks are new at each call"):
+        for turn in range(12):
+            handle = model.layers[0].fc.register_forward_hook(lambda module, args, out, turn=turn: out * turn)
+            result = model(x)
+            with nbcompile.eager(model):
+                torch.testing.assert_close(result, model(x))
+            handle.remove()
+    assert counts(model) == (4, 3, 1)
+    torch.testing.assert_close(model(x), plain)
+    assert counts(model) == (4, 4, 0)
+
+
+# -- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_failing_backend_leaves_the_model_running_and_is_told_once() -> None:
+    # GIVEN a backend that fails
+    def broken(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("the kernel compiler is out to lunch")
+
+    model, x = net(), rows()
+    expected = model(x)
+    nbcompile.compile_regions(model, backend=broken)
+    # WHEN the model is called
+    with pytest.warns(CompilationWarning, match=r"layers \(Block\).*out to lunch") as caught:
+        torch.testing.assert_close(model(x), expected)
+        torch.testing.assert_close(model(x), expected)
+    # THEN there was one warning, the report has the message, and other settings work right after
+    assert len(caught) == 1
+    (group,) = nbcompile.report(model).groups
+    assert (group.compiled, group.eager) == (0, 4)
+    assert "out to lunch" in group.failure
+    nbcompile.compile_regions(model, backend=BACKEND)
+    assert ran_eager(model, x) == 0
+    assert counts(model) == (4, 4, 0)
+
+
+def test_fullgraph_raises_once_with_the_reason() -> None:
+    model, x = net(2, BreakingBlock), rows()
+    expected = model(x)
+    nbcompile.compile_regions(model, backend=BACKEND, fullgraph=True)
+    with pytest.raises(CompilationError, match=r"layers\.0 \(BreakingBlock\).*fullgraph=True"):
+        model(x)
+    # from now on the model runs in eager, and the report says so
+    torch.testing.assert_close(model(x), expected)
+    (group,) = nbcompile.report(model).groups
+    assert (group.compiled, group.eager) == (0, 2)
+    assert "graph_break" in group.failure
+
+
+def test_an_error_of_the_models_own_is_raised_as_in_eager() -> None:
+    model = net()
+    nbcompile.compile_regions(model, backend=BACKEND)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as found:
+        model(torch.randn(2, WIDTH + 1))
+    assert "Dynamo" not in str(found.value)
+    assert ran_eager(model, rows()) == 0  # nothing is broken by it
+
+
+def test_an_interrupt_during_a_compile_leaves_everything_working() -> None:
+    # GIVEN a compile that is interrupted
+    interrupts = [True]
+
+    def interrupted(graph: Any, inputs: Any) -> Any:
+        if interrupts:
+            interrupts.pop()
+            raise KeyboardInterrupt
+        return graph.forward
+
+    model, x = net(), rows()
+    expected = model(x)
+    nbcompile.compile_regions(model, backend=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model(x)
+    # WHEN the model is called again, THEN it compiles and runs
+    torch.testing.assert_close(model(x), expected)
+    assert ran_eager(model, x) == 0
+    assert counts(model) == (4, 4, 0)
+
+
+# -- mutation ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda m: [p.mul_(1.5) for p in m.parameters()], id="weights in place"),
+        pytest.param(lambda m: m.load_state_dict({k: v * 2 for k, v in m.state_dict().items()}), id="load_state_dict"),
+        pytest.param(lambda m: m.double(), id="dtype"),
+        pytest.param(lambda m: m.train(), id="train"),
+        pytest.param(lambda m: setattr(m.layers[1], "fc", nn.Linear(WIDTH, WIDTH, bias=False)), id="exchanged layer"),
+        pytest.param(lambda m: setattr(m.layers[1], "fc", m.layers[0].fc), id="tied layer"),
+        pytest.param(lambda m: [setattr(b, "number", b.number + 3) for b in m.layers], id="number"),
+        pytest.param(lambda m: m.requires_grad_(False), id="frozen"),
+    ],
+)
+def test_a_change_to_the_model_takes_effect(change: Any) -> None:
+    # GIVEN a compiled model that has run
+    model, x = net(4, NumberedBlock), rows()
+    nbcompile.compile_regions(model, backend=BACKEND)
+    model(x)
+    # WHEN it is changed
+    change(model)
+    x = x.to(next(model.parameters()).dtype)
+    # THEN compiled and eager agree, and all blocks run compiled
+    with nbcompile.eager(model):
+        expected = model(x)
+    torch.testing.assert_close(model(x), expected)
+    assert ran_eager(model, x) == 0
+
+
+# -- others around the model ------------------------------------------------------------------------------------------
+
+
+def test_torch_compile_around_a_compiled_model() -> None:
+    model, x = net(), rows()
+    expected = model(x)
+    nbcompile.compile_regions(model, backend=BACKEND)
+    outer = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(outer(x), expected)
+
+
+def test_tracing_a_compiled_model() -> None:
+    model, x = net(block=lambda n: Plain()), rows()
+    expected = model(x)
+    nbcompile.compile_regions(model, backend=BACKEND)
+    model(x)
+    torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(torch.jit.trace(model, (x,))(x), expected)
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = x + self.norm(self.fc(x))
+        return result
+
