@@ -56,6 +56,9 @@ _MODULE_OF = {
     "restore": "compiler",
 }
 
+#: Modules that import torch's compiler, which needs a cache folder that it can use.
+_NEED_COMPILER = ("compare", "compiler")
+
 __all__ = [*_MODULE_OF, "__version__"]
 
 
@@ -78,6 +81,10 @@ sys.modules[__name__].__class__ = _Package
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _MODULE_OF[name] in _NEED_COMPILER:
+        from .cache import require_folder
+
+        require_folder()
     value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     globals()[name] = value  # found without this function from now on
     return value

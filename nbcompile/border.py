@@ -78,7 +78,9 @@ class Region:
                 f"the recompile limit ({torch._dynamo.config.recompile_limit}) is reached: "
                 + explain.guard(last.recompile_reason, self.forward())
             )
-            self.group.warn(f"runs eager where its compiled versions do not fit: {self.eager_reason}. {explain.REMEDY}")
+            self.group.warn(
+                f"runs eager where its compiled versions do not fit: {self.eager_reason}. {explain.RECOMPILE_REMEDY}"
+            )
 
     def own_layer_only(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

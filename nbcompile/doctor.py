@@ -6,7 +6,6 @@ Nothing is changed or created: a check looks, starts at most ``c++ --version``, 
 from __future__ import annotations
 
 import contextlib
-import getpass
 import html
 import importlib.metadata
 import os
@@ -15,13 +14,14 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from . import cache
+from .cache import cache_folder
 from .render.units import size as readable_size
 
 OLDEST_PYTHON = (3, 11)
@@ -97,12 +97,12 @@ class Diagnosis:
 def examine() -> Diagnosis:
     """Look at everything that compiling needs in this environment. Imports torch; changes nothing."""
     folder = cache_folder()
-    cache = check_cache(folder)  # before torch, which creates the folder as it is imported
+    found_cache = check_cache(folder)  # before torch, which creates the folder as it is imported
     with _left_as_found(folder):
         checks = [check_python(), check_torch()]
         if "torch" in sys.modules:  # else its import failed, and nothing can be asked of it
             checks += [check_torch_compile(), check_device()]
-        checks += [check_cxx(), check_triton(), cache]
+        checks += [check_cxx(), check_triton(), found_cache]
     checks += [check_package(name, purpose) for name, purpose in _PACKAGES.items()]
     return Diagnosis((*checks, check_lab_extension()))
 
@@ -210,20 +210,17 @@ def check_triton() -> Check:
 def check_cache(folder: Path | None = None) -> Check:
     """The compiler's cache folder: where, how large, how old, and whether it can be written to."""
     folder = cache_folder() if folder is None else folder
-    remedy = "set TORCHINDUCTOR_CACHE_DIR to a folder that can be written to and restart the kernel"
-    if not folder.exists():
-        above = next(parent for parent in folder.parents if parent.exists())
-        if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-            return Check("cache", False, f"{folder} does not exist and cannot be created in {above}", remedy)
-        return Check("cache", True, f"{folder}: empty, the first compile creates it")
+    wrong = cache.obstacle(folder)
     if not folder.is_dir():
-        return Check("cache", False, f"{folder} is not a folder", remedy)
+        if wrong:
+            return Check("cache", False, f"{folder} {wrong}", cache.REMEDY)
+        return Check("cache", True, f"{folder}: empty, the first compile creates it")
     files, size, oldest = _contents(folder)
     found = f"{folder}: {_plural(files, 'file')}, {readable_size(size)}"
     if oldest is not None:
         found += f", the oldest from {_readable_age(time.time() - oldest)} ago"
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return Check("cache", False, f"{found}; it cannot be written to", remedy)
+    if wrong:
+        return Check("cache", False, f"{found}; it {wrong}", cache.REMEDY)
     return Check("cache", True, found)
 
 
@@ -241,24 +238,6 @@ def check_lab_extension() -> Check:
     if folder.is_dir():
         return Check("lab extension", True, str(folder))
     return Check("lab extension", None, "not part of this version; nothing depends on it")
-
-
-def cache_folder() -> Path:
-    """Where inductor keeps what it compiled. Unlike torch's own function for it this creates nothing."""
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if folder is None:
-        utils = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
-        default = getattr(utils, "default_cache_dir", None)  # private: it may go, or be renamed
-        folder = _default_cache_folder() if default is None else str(default())
-    return Path(os.path.abspath(folder))
-
-
-def _default_cache_folder() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, ImportError, OSError):  # a container whose user has no name
-        user = f"uid_{os.getuid()}" if hasattr(os, "getuid") else "unknown_user"
-    return os.path.join(tempfile.gettempdir(), "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))
 
 
 @contextlib.contextmanager

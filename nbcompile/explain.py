@@ -8,7 +8,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-REMEDY = (
+from . import cache
+
+RECOMPILE_REMEDY = (
     "Let the compiler trace with dynamic sizes (dynamic=True), pad inputs to a few sizes, or turn a number that "
     "changes into a tensor"
 )
@@ -129,13 +131,10 @@ def failure_line(error: BaseException) -> str:
                 "clang++ (or point the environment variable CXX at one), or choose a backend that needs none, such as "
                 "'aot_eager'"
             )
-        if isinstance(cause, PermissionError) or "Read-only file system" in text:
-            return (
-                f"the compiler cannot write: {text}. Point TORCHINDUCTOR_CACHE_DIR at a folder that can be written, "
-                "and start again"
-            )
         if isinstance(cause, OSError) and "No space left" in text:
             return f"the disk of the compiler's cache is full: {text}. Free some space or move TORCHINDUCTOR_CACHE_DIR"
+        if isinstance(cause, OSError) and str(cause.filename or "").startswith(str(cache.cache_folder())):
+            return f"the compiler cannot use its cache folder: {text}; {cache.REMEDY}"
         cause = cause.__cause__ or cause.__context__
     lines = [line.strip() for line in failure(error).splitlines() if line.strip()]
     return lines[0][:_LONGEST] if lines else type(error).__name__

@@ -188,17 +188,22 @@ CALL = """
 
 def run(body: str, environment: dict[str, str]) -> str:
     """Run :data:`PROGRAM` in a process of its own; what it printed."""
-    root = str(Path(nbcompile.__file__).parents[1])
+    told = execute(textwrap.dedent(PROGRAM).format(body=body), environment)
+    assert told.endswith("fine\n")
+    return told
+
+
+def execute(program: str, environment: dict[str, str]) -> str:
+    """Run a program in a process of its own; what it printed."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM).format(body=body)],
-        env={**os.environ, "PYTHONPATH": root, **environment},
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(Path(nbcompile.__file__).parents[1]), **environment},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.endswith("fine\n")
     return done.stdout
 
 
@@ -210,12 +215,52 @@ def test_no_cpp_compiler(tmp_path: Path) -> None:
     assert "Install g++ or clang++" in told
 
 
+CACHE = """
+import os, torch, nbcompile
+from tests.blocks import net, rows
+model = net()
+want = model(rows())
+try:
+    nbcompile.compile_regions(model, backend="aot_eager")
+except nbcompile.UsageError as error:
+    print(error)
+torch.testing.assert_close(model(rows()), want)
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.environ["GOOD_FOLDER"]
+nbcompile.compile_regions(model, backend="aot_eager")
+torch.testing.assert_close(model(rows()), want)
+print(nbcompile.report(model).groups[0].compiled, "blocks")
+"""
+
+
 @pytest.mark.slow
-def test_a_cache_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    file = tmp_path / "a file, not a folder"
-    file.write_text("")
-    told = run(CALL, {"TORCHINDUCTOR_CACHE_DIR": str(file / "cache")})
-    assert "TORCHINDUCTOR_CACHE_DIR" in told
+@pytest.mark.parametrize("folder", ["below a file", "/proc/sys"])  # in the latter not even root can write
+def test_a_cache_folder_that_cannot_be_used_is_refused_before_it_does_harm(folder: str, tmp_path: Path) -> None:
+    # GIVEN a cache folder that cannot be created or written: importing torch's compiler would fail half way for good
+    if folder == "below a file":
+        (tmp_path / "file").write_text("")
+        folder = str(tmp_path / "file" / "cache")
+    elif not Path(folder).is_dir():
+        pytest.skip("needs a folder in which nobody can create files")
+    # WHEN a model is to be compiled, and again once the folder has been mended
+    done = execute(CACHE, {"TORCHINDUCTOR_CACHE_DIR": folder, "GOOD_FOLDER": str(tmp_path / "good")})
+    # THEN the message says what is wrong and what to do, and the second call works
+    assert "the compiler's cache folder" in done
+    assert "Set TORCHINDUCTOR_CACHE_DIR" in done
+    assert done.endswith("4 blocks\n")
+
+
+FULL = """
+    import os
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/proc/sys"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/sys").is_dir(), reason="needs a folder in which nobody can create files")
+def test_a_cache_folder_that_fails_later_is_told_and_survived() -> None:
+    told = run(FULL + CALL, {})
+    assert "the compiler cannot use its cache folder" in told
+    assert "set TORCHINDUCTOR_CACHE_DIR" in told
 
 
 INTERRUPT = """

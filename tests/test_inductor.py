@@ -107,7 +107,7 @@ def test_smollm2_says_the_same_compiled() -> None:
 
     with torch.no_grad():
         logits, text = model(ids, use_cache=False).logits, answer()
-        assert "blue" in text  # it is the trained model
+        assert "blue" in text.lower()  # it is the trained model
         # WHEN it is compiled
         nbcompile.compile_regions(model)
         # THEN logits and words are the same

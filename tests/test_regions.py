@@ -321,6 +321,12 @@ def test_siblings_without_parameters_are_no_blocks() -> None:
     assert list(found(plan)) == ["layers"]
 
 
+def test_repeated_modules_that_only_hold_functions_are_no_blocks() -> None:
+    # GIVEN siblings of one class, without parameters, and nothing else WHEN the model is planned THEN nothing repeats
+    with pytest.raises(NoRepeatedBlocksError):
+        plan_regions(Holder(idle=nn.ModuleList(Holder(a=nn.ReLU(), b=nn.GELU()) for _ in range(3))))
+
+
 @pytest.mark.parametrize(("share", "groups"), [(8, ["layers", "small"]), (64, ["layers"])])
 def test_set_that_is_tiny_beside_the_largest(share: int, groups: list[str]) -> None:
     # GIVEN a second set whose parameters are 1/60 or 1/4000 of the largest set's WHEN the model is planned
@@ -335,6 +341,16 @@ def test_stages_of_different_widths() -> None:
     plan = plan_regions(Holder(stages=stages))
     # THEN no stage is a region, but the blocks of each stage are a group
     assert found(plan) == {f"stages.{i}.blocks": ("Block", ("0", "1", "2"), 1) for i in range(3)}
+
+
+def test_stages_whose_weight_lies_outside_the_blocks_in_them() -> None:
+    # GIVEN stages of different widths that are mostly one large layer WHEN the model is planned
+    def stage(width: int) -> nn.Module:
+        return Holder(large=nn.Linear(width, 20 * width), blocks=nn.ModuleList(blocks(2, width=width)))
+
+    # THEN the stages are the regions: the blocks inside would leave most of the work out
+    plan = plan_regions(Holder(stages=nn.ModuleList(stage(width) for width in (4, 8, 16))))
+    assert found(plan) == {"stages": ("Holder", ("0", "1", "2"), 3)}
 
 
 def test_stages_of_one_width() -> None:
@@ -438,6 +454,14 @@ def test_classes_made_one_by_one_are_one_set() -> None:
     # THEN they are one group, though the compiler will tell their classes apart
     assert found(plan_regions(Holder(layers=layers))) == {"layers": ("ParametrizedBlock", ("0", "1", "2"), 1)}
     assert len({structure(layer, by_identity=True) for layer in layers}) == 3
+
+
+def test_sharded_blocks_have_the_name_of_their_class() -> None:
+    # GIVEN a class derived as FSDP2 derives it, and one of the user's that only looks like it WHEN named
+    made = type("FSDPBlock", (Block,), {"__module__": "torch.distributed.fsdp._fully_shard._fully_shard"})
+    users = type("FSDPBlock", (Block,), {"__module__": "my_models"})
+    # THEN the first has the name of the class it was derived from, the second its own
+    assert (class_name(made()), class_name(users())) == ("Block", "FSDPBlock")
 
 
 def test_name_of_an_optimized_module() -> None:

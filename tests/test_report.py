@@ -217,7 +217,7 @@ def test_number_of_endless_digits() -> None:
     assert refusal('{"schema": 1, "notes": ' + "9" * 10_000 + "}").startswith("this report cannot be read")
 
 
-@pytest.mark.parametrize("depth", [200, 900, 5_000, 1_000_000])
+@pytest.mark.parametrize("depth", [101, 900, 5_000, 1_000_000])
 @pytest.mark.parametrize("brackets", ["[]", ("{" + '"a":', "}")], ids=["lists", "objects"])
 def test_deeply_nested(depth: int, brackets: Any) -> None:
     # GIVEN data nested deeper than anyone would write WHEN it is read THEN it is refused in words
@@ -226,7 +226,7 @@ def test_deeply_nested(depth: int, brackets: Any) -> None:
     assert "nested" in message
 
 
-@pytest.mark.parametrize("depth", [1, 90])
+@pytest.mark.parametrize("depth", [1, 100])
 def test_nested_as_far_as_can_be(depth: int) -> None:
     # GIVEN data that is nested less WHEN it is read THEN it can also be written again
     text = f'{{"schema": 1, "environment": {{"a": {"[" * depth}1{"]" * depth}}}}}'

@@ -1,0 +1,64 @@
+"""The compiler's cache folder: where it is, and whether it can be used."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from .errors import UsageError
+
+REMEDY = "set TORCHINDUCTOR_CACHE_DIR to a folder that can be written to and restart the kernel"
+
+
+def cache_folder() -> Path:
+    """Where inductor keeps what it compiled. Unlike torch's own function for it this creates nothing."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if folder is None:
+        utils = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
+        default = getattr(utils, "default_cache_dir", None)  # private: it may go, or be renamed
+        folder = _default_cache_folder() if default is None else str(default())
+    return Path(os.path.abspath(folder))
+
+
+def _default_cache_folder() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, ImportError, OSError):  # a container whose user has no name
+        user = f"uid_{os.getuid()}" if hasattr(os, "getuid") else "unknown_user"
+    return os.path.join(tempfile.gettempdir(), "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))
+
+
+def obstacle(folder: Path) -> str:
+    """Why a folder cannot be the cache, as the end of a sentence about it; ``""`` if it can. Creates nothing."""
+    if folder.is_dir():
+        return "" if os.access(folder, os.W_OK | os.X_OK) else "cannot be written to"
+    if folder.exists():
+        return "is not a folder"
+    above = next(parent for parent in folder.parents if parent.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        return f"does not exist and cannot be created in {above}"
+    return ""
+
+
+def require_folder() -> None:
+    """Refuse to go on with a cache folder that cannot be used, before torch's compiler is imported.
+
+    Importing ``torch._dynamo`` creates the folder. Where that fails the import fails half way, and cannot be repeated
+    in the process (seen with torch 2.13). Once it has been imported this does nothing.
+
+    Raises:
+        UsageError: the folder cannot be created or written to.
+    """
+    if "torch._dynamo" in sys.modules:
+        return
+    folder = cache_folder()
+    wrong = obstacle(folder)
+    if wrong:
+        raise UsageError(
+            f"the compiler's cache folder {folder} {wrong}. Set TORCHINDUCTOR_CACHE_DIR to a folder that can be "
+            "written to (os.environ['TORCHINDUCTOR_CACHE_DIR'] = ...) and call again"
+        )
