@@ -311,12 +311,16 @@ def test_failure_of_unknown_cause(error: BaseException, line: str) -> None:
         (RuntimeError("InvalidCxxCompiler: none"), ["no working C++ compiler was found", "Install g++", "'aot_eager'"]),
         (RuntimeError("No working C++ compiler found in g++"), ["no working C++ compiler was found", "Install g++"]),
         (
-            PermissionError(errno.EACCES, "Permission denied", "/x"),
-            ["the compiler cannot write: PermissionError: ", "'/x'", "TORCHINDUCTOR_CACHE_DIR"],
+            PermissionError(errno.EACCES, "Permission denied", "/cache/x"),
+            [
+                "the compiler cannot use its cache folder: PermissionError: ",
+                "'/cache/x'",
+                "set TORCHINDUCTOR_CACHE_DIR",
+            ],
         ),
         (
-            OSError(errno.EROFS, "Read-only file system", "/x"),
-            ["the compiler cannot write: OSError: ", "'/x'", "TORCHINDUCTOR_CACHE_DIR"],
+            OSError(errno.EROFS, "Read-only file system", "/cache"),
+            ["the compiler cannot use its cache folder: OSError: ", "'/cache'", "set TORCHINDUCTOR_CACHE_DIR"],
         ),
         (
             OSError(errno.ENOSPC, "No space left on device", "/x"),
@@ -325,12 +329,22 @@ def test_failure_of_unknown_cause(error: BaseException, line: str) -> None:
     ],
     ids=["compiler", "compiler text", "permission", "read-only", "full"],
 )
-def test_failure_of_a_known_cause(cause: BaseException, words: list[str], explicit: bool) -> None:
+def test_failure_of_a_known_cause(
+    cause: BaseException, words: list[str], explicit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # GIVEN an error with a known cause below it WHEN it is told in a line THEN as the cause, with the remedy
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/cache")
     between = caused(ValueError("between"), cause, explicit=explicit)
     line = failure_line(caused(RuntimeError("backend failed"), between, explicit=explicit))
     assert [word for word in words if word not in line] == []
     assert line.startswith(words[0])
+
+
+def test_file_elsewhere_is_not_blamed_on_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a file of the model's own that cannot be read WHEN the failure is told THEN it is told as it is
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/cache")
+    cause = PermissionError(errno.EACCES, "Permission denied", "/data/x")
+    assert failure_line(caused(RuntimeError("backend failed"), cause)) == "RuntimeError: backend failed"
 
 
 # -- names of variants -------------------------------------------------------------------------------------------------

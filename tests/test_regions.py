@@ -680,7 +680,7 @@ def test_what_the_library_declares_is_named(attribute: str, model: Holder) -> No
     }
 
 
-@pytest.mark.parametrize("declared", ["Block", None, 5, [Block, 3], ["Missing"]])
+@pytest.mark.parametrize("declared", ["Block", None, 5, [Block, 3], [["Block"]], ["Missing"]])
 def test_what_the_library_declares_is_only_a_hint(declared: Any, model: Holder) -> None:
     # GIVEN a declaration that names nothing here, or is none WHEN the model is planned THEN the model itself decides
     model._no_split_modules = declared
