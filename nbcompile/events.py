@@ -9,6 +9,7 @@ which is compiled later and in another place, still finds its region.
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -68,10 +69,17 @@ class Owner(Protocol):
     log: Log
 
 
+@dataclass(frozen=True)
+class _Claim:
+    at: float
+    owner: weakref.ref[Any]
+    block: str
+
+
 _lock = threading.RLock()
-_owners: dict[str, tuple[weakref.ref[Any], str]] = {}
+#: By compile id who claimed it, oldest first: ``torch._dynamo.reset()`` starts the ids anew.
+_claims: dict[str, list[_Claim]] = {}
 _last_record: Any = None
-_here = threading.local()
 
 
 def frames_seen() -> int:
@@ -99,7 +107,7 @@ def claim(owner: Owner, block: str) -> None:
     compile_id = current_compile_id()
     if compile_id:
         with _lock:
-            _owners[compile_id] = (weakref.ref(owner), block)
+            _claims.setdefault(compile_id, []).append(_Claim(time.time(), weakref.ref(owner), block))
 
 
 def collect(owner: Owner | None = None, block: str = "", *, since: float = 0.0, breaks_before: int = 0) -> None:
@@ -122,10 +130,10 @@ def collect(owner: Owner | None = None, block: str = "", *, since: float = 0.0, 
         if records:
             _last_record = records[-1]
         for record in new:
-            known, caller = _owners.get(record.compile_id or "", (None, ""))
-            found = known() if known is not None else None
-            orphan = found is None and record.is_forward is not False and (record.start_time_us or 0) / 1e6 >= since
-            if orphan and owner is not None:
+            claim = _claim_on(record)
+            found, caller = (None, "") if claim is None else (claim.owner(), claim.block)
+            unclaimed = claim is None and record.is_forward is not False
+            if unclaimed and owner is not None and _started(record) >= since:
                 found, caller = owner, block
             if found is not None:
                 found.log.compiles.append(_compile(record, caller))
@@ -135,10 +143,27 @@ def collect(owner: Owner | None = None, block: str = "", *, since: float = 0.0, 
 
 
 def forget_dead_owners() -> None:
-    """Drop the ids whose owners are gone."""
+    """Drop the claims of owners that are gone."""
     with _lock:
-        for compile_id in [key for key, (owner, _) in _owners.items() if owner() is None]:
-            del _owners[compile_id]
+        for compile_id, claims in list(_claims.items()):
+            alive = [claim for claim in claims if claim.owner() is not None]
+            if alive:
+                _claims[compile_id] = alive
+            else:
+                del _claims[compile_id]
+
+
+def _claim_on(record: Any) -> _Claim | None:
+    """Who claimed a compile: a forward one while it went on, a backward one at any time before it."""
+    ended = (record.end_time_us or 0) / 1e6
+    earliest = 0.0 if record.is_forward is False else _started(record)
+    claims = [claim for claim in _claims.get(record.compile_id or "", ()) if earliest <= claim.at <= ended]
+    return claims[-1] if claims else None
+
+
+def _started(record: Any) -> float:
+    """When a compile began, in seconds since the epoch."""
+    return (record.start_time_us or 0) / 1e6
 
 
 def _compile(record: Any, block: str) -> Compile:

@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from . import cache
@@ -133,7 +134,7 @@ def failure_line(error: BaseException) -> str:
             )
         if isinstance(cause, OSError) and "No space left" in text:
             return f"the disk of the compiler's cache is full: {text}. Free some space or move TORCHINDUCTOR_CACHE_DIR"
-        if isinstance(cause, OSError) and str(cause.filename or "").startswith(str(cache.cache_folder())):
+        if isinstance(cause, OSError) and Path(str(cause.filename or "")).is_relative_to(cache.cache_folder()):
             return f"the compiler cannot use its cache folder: {text}; {cache.REMEDY}"
         cause = cause.__cause__ or cause.__context__
     lines = [line.strip() for line in failure(error).splitlines() if line.strip()]

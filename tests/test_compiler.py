@@ -513,3 +513,16 @@ class Plain(nn.Module):
         result: torch.Tensor = x + self.norm(self.fc(x))
         return result
 
+
+
+def test_another_compile_with_the_same_id_is_not_taken_for_ours() -> None:
+    # GIVEN a compile of the user's own, after which the compiler's ids have started anew
+    torch.compile(lambda x: torch.sin(x) + 1, backend=BACKEND)(torch.ones(3))
+    torch._dynamo.reset()
+    # WHEN a model compiles under the same id
+    model = net()
+    nbcompile.compile_regions(model, backend=BACKEND)
+    model(rows())
+    # THEN its report knows of that compile only
+    (group,) = nbcompile.report(model).groups
+    assert group.graphs == 1
