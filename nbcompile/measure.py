@@ -145,6 +145,7 @@ def same_randomness() -> Iterator[None]:
 
 def snapshot(value: Any) -> Any:
     """A step's result kept safe from being overwritten by later calls (CUDA graphs reuse their memory)."""
+    value = _as_tensor(value)
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     children = _children(value)
@@ -156,6 +157,7 @@ def max_abs_diff(one: Any, other: Any) -> float | None:
 
     ``None`` if they hold no numbers to compare; infinite if they differ in shape or kind.
     """
+    one, other = _as_tensor(one), _as_tensor(other)
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         if one.shape != other.shape:
             return math.inf
@@ -182,6 +184,16 @@ def max_abs_diff(one: Any, other: Any) -> float | None:
     found = [max_abs_diff(a, b) for a, b in zip(left_children, right_children, strict=True)]
     known = [value for value in found if value is not None]
     return max(known) if known else None
+
+
+def _as_tensor(value: Any) -> Any:
+    """An array of another library (NumPy) as a tensor; anything else as it is."""
+    if isinstance(value, torch.Tensor) or not hasattr(value, "__array__"):
+        return value
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):  # an array of text or of objects
+        return value
 
 
 def _children(value: Any) -> list[Any] | None:

@@ -144,6 +144,106 @@ def qwen3_moe(layers: int = 4) -> Built:
     return _build(lambda: Qwen3MoeForCausalLM(config), _tokens)
 
 
+def mamba(layers: int = 4) -> Built:
+    """Mamba: state-space blocks, whose cache holds states instead of keys and values."""
+    from transformers import MambaConfig, MambaForCausalLM
+
+    config = MambaConfig(
+        vocab_size=_VOCABULARY,
+        hidden_size=_WIDTH,
+        num_hidden_layers=layers,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return _build(lambda: MambaForCausalLM(config), _tokens)
+
+
+def whisper(layers: int = 4) -> Built:
+    """Whisper: sound in, text out; two stacks of two block classes."""
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    config = WhisperConfig(
+        vocab_size=_VOCABULARY,
+        num_mel_bins=8,
+        max_source_positions=16,
+        max_target_positions=64,
+        d_model=_WIDTH,
+        encoder_layers=layers,
+        decoder_layers=layers,
+        encoder_attention_heads=_HEADS,
+        decoder_attention_heads=_HEADS,
+        encoder_ffn_dim=2 * _WIDTH,
+        decoder_ffn_dim=2 * _WIDTH,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+    )
+    return _build(
+        lambda: WhisperForConditionalGeneration(config),
+        lambda: {"input_features": torch.randn(1, 8, 32), "decoder_input_ids": _ids(1, 7)},
+    )
+
+
+def flux(layers: int = 4) -> Built:
+    """Flux, a diffusion transformer of diffusers: two lists of two block classes, with attention processors."""
+    from diffusers import FluxTransformer2DModel
+
+    def make() -> nn.Module:
+        return FluxTransformer2DModel(
+            patch_size=1,
+            in_channels=4,
+            num_layers=layers,
+            num_single_layers=layers,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=_WIDTH,
+            pooled_projection_dim=_WIDTH,
+            axes_dims_rope=(4, 4, 8),
+        )
+
+    return _build(
+        make,
+        lambda: {
+            "hidden_states": torch.randn(1, 16, 4),
+            "encoder_hidden_states": torch.randn(1, 6, _WIDTH),
+            "pooled_projections": torch.randn(1, _WIDTH),
+            "timestep": torch.tensor([0.5]),
+            "img_ids": torch.zeros(16, 3),
+            "txt_ids": torch.zeros(6, 3),
+        },
+    )
+
+
+def unet() -> Built:
+    """A conditional UNet of diffusers: blocks of several widths and kinds, down and up again."""
+    from diffusers import UNet2DConditionModel
+
+    def make() -> nn.Module:
+        return UNet2DConditionModel(
+            sample_size=16,
+            block_out_channels=(_WIDTH, 2 * _WIDTH),
+            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+            cross_attention_dim=_WIDTH,
+            attention_head_dim=8,
+            norm_num_groups=8,
+            transformer_layers_per_block=2,
+        )
+
+    return _build(
+        make,
+        lambda: {
+            "sample": torch.randn(1, 4, 16, 16),
+            "timestep": torch.tensor(10),
+            "encoder_hidden_states": torch.randn(1, 6, _WIDTH),
+        },
+    )
+
+
 #: Every small model by name.
 ZOO: dict[str, Callable[[], Built]] = {
     "gpt2": gpt2,
@@ -156,6 +256,24 @@ ZOO: dict[str, Callable[[], Built]] = {
     "torch_encoder": torch_encoder,
     "module_dict": module_dict,
     "qwen3_moe": qwen3_moe,
+}
+
+#: Models for counting what ran compiled, deeper than the compiler's recompile limit; those without a depth ignore it.
+WIDE_ZOO: dict[str, Callable[[int], Built]] = {
+    "llama": llama,
+    "gpt2": gpt2,
+    "gemma3": gemma3,
+    "t5": t5,
+    "bert": bert,
+    "vit": vit,
+    "resnet": lambda layers: resnet(),
+    "qwen3_moe": qwen3_moe,
+    "mamba": mamba,
+    "whisper": whisper,
+    "flux": flux,
+    "unet": lambda layers: unet(),
+    "torch_encoder": torch_encoder,
+    "module_dict": module_dict,
 }
 
 #: Those of :data:`ZOO` that can generate text.

@@ -161,3 +161,13 @@ def test_views_share_the_layer_and_nothing_else() -> None:
     assert put_back((1, seen)) == (1, cache)
     assert put_back({"cache": seen})["cache"] is cache
     assert border.view(_UnknownCache(), 0, 1) is None
+
+
+def test_what_a_block_sets_on_its_view_is_set_on_the_cache() -> None:
+    cache = cache_utils.DynamicCache()
+    cache.tokens_seen = 3
+    seen, put_back = border.view(cache, 0, 2)  # type: ignore[misc]
+    seen.tokens_seen = 4
+    put_back(None)
+    assert cache.tokens_seen == 4
+    assert len(cache.layers) == 1

@@ -437,3 +437,15 @@ def test_start_up_compiles_once() -> None:
     seconds = measure.start_up(backend)
     assert 0.02 <= seconds <= time.perf_counter() - begin
     assert graphs == [False]
+
+
+def test_arrays_of_numpy_are_compared_too() -> None:
+    # GIVEN results that are arrays, as those of a library that hands out embeddings
+    numpy = pytest.importorskip("numpy")
+    one = numpy.array([1.0, 2.0])
+    # WHEN they are compared THEN they are told apart by their values, and a snapshot is a copy
+    kept = snapshot({"embedding": one})
+    one[0] = 4.0
+    assert max_abs_diff(kept, [numpy.array([1.0, 2.0])]) == 0.0
+    assert max_abs_diff(kept, {"embedding": one}) == 3.0
+    assert max_abs_diff(numpy.array(["a"]), numpy.array(["a"])) is None

@@ -47,6 +47,9 @@ _BY_SUBSCRIPT = frozenset({"layers", "is_updated"})
 #: Methods whose default is layer 0, which is another layer than the own one.
 _NEED_INDEX = frozenset({"get_seq_length", "get_mask_sizes", "has_previous_state"})
 
+#: Attributes in which a view differs from its cache.
+_VIEWED = frozenset({"layers", "self_attention_cache", "cross_attention_cache", "is_updated"})
+
 PutBack = Callable[[Any], Any]
 
 
@@ -139,13 +142,16 @@ def _encoder_decoder_view(cache: Any, index: int, length: int) -> tuple[Any, Put
         changed = next((value for value in seen.is_updated.values() if value != updated), None)
         if changed is not None or index not in cache.is_updated:
             cache.is_updated[index] = updated if changed is None else changed
-        return _give_back(cache, seen, result)
+        return _give_back(cache, seen, cross[1](own[1](result)))
 
     return seen, give_back
 
 
 def _give_back(cache: Any, seen: Any, result: Any) -> Any:
-    """The block's result with the user's cache in the view's place."""
+    """The block's result with the user's cache in the view's place, and on the cache what the block set on the view."""
+    for name, value in vars(seen).items():
+        if name not in _VIEWED and vars(cache).get(name, seen) is not value:
+            setattr(cache, name, value)
     if result is seen:
         return cache
     if isinstance(result, tuple) and any(item is seen for item in result):
