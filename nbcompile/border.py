@@ -14,18 +14,18 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch import nn
-from torch._dynamo.exc import TorchDynamoException, TorchRuntimeError
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException, TorchRuntimeError
 
 from . import events, explain
 from .errors import CompilationError
 from .integrations import transformers
-from .variants import Group, Variant
+from .variants import Circumstances, Group, Variant
 from .variants import call as _call
+
+COMPILER_ERRORS = (TorchDynamoException, FailOnRecompileLimitHit)
 
 #: Hooks that are registered anew at each call would need a new variant each time; after this many a block stays eager.
 _MOST_HOOKED_VARIANTS = 8
-#: Entries of a key without hooks: training flag, gradients, kind of KV cache, arguments that are None.
-_PLAIN_KEY = 4
 
 
 class Region:
@@ -34,36 +34,47 @@ class Region:
     Attributes:
         compiled: whether the latest call ran compiled; ``None`` before the first call.
         eager_reason: why it did not.
+        retired: whether its compilation has been replaced or taken back for good.
     """
 
     def __init__(self, path: str, block: nn.Module, group: Group) -> None:
         self.path = path
         self.block = weakref.ref(block)
         self.group = group
-        self.table: dict[tuple[object, ...], Variant] = {}
+        self.table: dict[Circumstances, Variant] = {}
         self.hooks = hook_dictionaries(block)
         self.index = transformers.own_index(block)
         self.compiled: bool | None = None
         self.eager_reason = ""
+        self.retired = False
         group.regions.append(self)
 
-    def hooked_key(self, key: tuple[object, ...]) -> tuple[tuple[object, ...], list[Any]]:
-        """The key of a call under hooks, and those hooks: traced code holds the hooks it was traced with."""
-        hooks = [hook for dictionary in self.hooks for hook in dictionary.values()]
-        return (*key, tuple(map(id, hooks))), hooks
-
-    def pick(self, key: tuple[object, ...], hooks: Sequence[Any]) -> Variant | None:
+    def pick(self, circumstances: Circumstances, hooks: Sequence[Any]) -> Variant | None:
         """The variant for this call; ``None`` if the block had better run eager."""
-        variant = self.table.get(key)
+        variant = self.table.get(circumstances)
         if variant is None:
-            if hooks and sum(1 for known in self.table if len(known) > _PLAIN_KEY) >= _MOST_HOOKED_VARIANTS:
-                self.eager_reason = (
-                    "its hooks are new at each call, and each would need a compile of its own: register them once"
-                )
-                self.group.warn(f"runs eager: {self.eager_reason}")
+            if hooks and sum(1 for known in self.table if known.hooks) >= _MOST_HOOKED_VARIANTS:
+                reason = "its hooks are new at each call, and each would need a compile of its own: register them once"
+                self.group.warn(f"runs eager: {reason}")
+                self.ran(False, reason)
                 return None
-            variant = self.table[key] = self.group.choose(self, key, hooks)
+            variant = self.table[circumstances] = self.group.choose(self, circumstances, hooks)
         return variant
+
+    def ran(self, compiled: bool, reason: str = "") -> None:
+        """Note how the block's latest call ran."""
+        self.compiled = compiled
+        self.eager_reason = "" if compiled else reason
+
+    def why_eager(self, variant: Variant) -> str:
+        """Why a call of this block did not run compiled."""
+        if variant.failure:
+            return "compiling failed"
+        limited = next((done for done in reversed(variant.log.compiles) if done.hit_limit), None)
+        if limited is None:
+            return "the compiler skipped it"
+        limit = torch._dynamo.config.recompile_limit
+        return f"the recompile limit ({limit}) is reached: {explain.guard(limited.recompile_reason, self.forward())}"
 
     def after_compile(self, variant: Variant) -> None:
         """Take the compiler's records of the call that is just ending, and look at the block afresh."""
@@ -72,49 +83,51 @@ class Region:
         if block is not None:  # a new guard may mean that modules were exchanged: their hooks are other dictionaries
             self.hooks = hook_dictionaries(block)
             self.index = transformers.own_index(block)
+            self.group.__dict__.pop("index_use", None)
         if variant.log.compiles and variant.log.compiles[-1].hit_limit:
-            last = variant.log.compiles[-1]
-            self.eager_reason = (
-                f"the recompile limit ({torch._dynamo.config.recompile_limit}) is reached: "
-                + explain.guard(last.recompile_reason, self.forward())
-            )
             self.group.warn(
-                f"runs eager where its compiled versions do not fit: {self.eager_reason}. {explain.RECOMPILE_REMEDY}"
+                f"runs eager where its compiled versions do not fit: {self.why_eager(variant)}. "
+                f"{explain.RECOMPILE_REMEDY}"
             )
 
     def own_layer_only(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any], transformers.PutBack | None, str, bool]:
+    ) -> tuple[tuple[Any, ...], dict[str, Any], transformers.PutBack, str] | None:
         """A call's arguments with a KV cache narrowed to this block's layer.
 
         Returns:
-            The arguments, what to do with the result, the layer's kind, and whether the block's index is without
-            meaning now. Arguments with a cache that cannot be narrowed come back as they are.
+            The arguments, what to do with the result, and the layer's kind; ``None`` if there is no cache among them or
+            it cannot be narrowed, which goes into the report's notes.
         """
-        found = transformers.find_cache(args, kwargs)
-        if found is None:
-            return args, kwargs, None, "", not self.group.index_use
-        place, cache = found
+        found = transformers.find_caches(args, kwargs)
+        if not found:
+            return None
+        place, cache = found[0]
         assert self.index is not None  # the caller has looked
-        narrowed = None if self.group.index_use else transformers.view(cache, self.index, self.group.layers)
+        why = self.group.index_use or ("the block is handed more than one" if len(found) > 1 else "")
+        narrowed = None if why else transformers.view(cache, self.index, self.group.layers)
         if narrowed is None:
-            why = self.group.index_use or f"{type(cache).__name__} is not a cache that nbcompile knows"
+            why = why or f"{type(cache).__name__} is not a cache that nbcompile knows"
             self.group.note(f"each block selects its own layer of the KV cache, which takes a graph per block ({why})")
-            return args, kwargs, None, "", False
+            return None
         seen, put_back = narrowed
         if isinstance(place, str):
             kwargs = {**kwargs, place: seen}
         else:
             args = (*args[:place], seen, *args[place + 1 :])
-        return args, kwargs, put_back, transformers.layer_kind(seen), True
+        return args, kwargs, put_back, transformers.layer_kind(seen)
 
     def forward(self) -> Callable[..., Any] | None:
         block = self.block()
         return getattr(block, "forward", None)
 
 
-def make_border(block: nn.Module, region: Region) -> Callable[..., Any]:
-    """The function for the block's slot. It holds the block; the region only looks at it weakly."""
+def make_border(block: nn.Module, region: Region, before: Any = None) -> Callable[..., Any]:
+    """The function for the block's slot. It holds the block; the region only looks at it weakly.
+
+    Args:
+        before: what the slot held, for whoever empties it.
+    """
     call_impl: Callable[..., Any] = block._call_impl
     table = region.table
     is_compiling: Callable[[], bool] = torch.compiler.is_compiling
@@ -127,49 +140,63 @@ def make_border(block: nn.Module, region: Region) -> Callable[..., Any]:
         if is_compiling() or is_tracing():  # someone compiles or traces the model around us: be invisible
             return call_impl(*args, **kwargs)
         given = args, kwargs
-        put_back, cache_kind, index_hidden = None, "", False
-        if region.index is not None and cache_can_be_there():
-            args, kwargs, put_back, cache_kind, index_hidden = region.own_layer_only(args, kwargs)
         hooks: Sequence[Any] = ()
-        # What is known to need another graph is told apart here, so that it neither counts as a recompile nor makes the
-        # blocks' versions be tried in turn: the first block's input may need no gradient, some blocks get no mask.
-        gradients = _gradients(args) if is_grad_enabled() else "gradients off"
-        absent = tuple([name for name, value in kwargs.items() if value is None])
-        key: tuple[object, ...] = (block.training, gradients, cache_kind, absent)
         if any(region.hooks):
-            key, hooks = region.hooked_key(key)
-        variant = table.get(key) or region.pick(key, hooks)
-        if variant is None or variant.failure:
-            region.compiled = False
-            if variant is not None:
-                region.eager_reason = "compiling failed"
+            hooks = [hook for dictionary in region.hooks for hook in dictionary.values()]
+        put_back, cache_kind = None, ""
+        # a hook may look at the block's index, so under hooks the index has to mean what it says
+        if region.index is not None and not hooks and cache_can_be_there():
+            narrowed = region.own_layer_only(args, kwargs)
+            if narrowed is not None:
+                args, kwargs, put_back, cache_kind = narrowed
+        circumstances = Circumstances(
+            block.training,
+            _gradients(args) if is_grad_enabled() else "gradients off",
+            cache_kind,
+            tuple([name for name, value in kwargs.items() if value is None]),
+            tuple(map(id, hooks)),
+        )
+        variant = table.get(circumstances) or region.pick(circumstances, hooks)
+        if variant is None:
+            return call_impl(*given[0], **given[1])
+        if variant.broken:
+            region.ran(False, "compiling failed")
             return call_impl(*given[0], **given[1])
         frames = frames_seen()
-        outer = dict(_call.__dict__)
-        _call.block, _call.began, _call.ran_eager = region.path, now(), False
-        _call.breaks, _call.graphs_run, _call.index_hidden = breaks_seen(), 0, index_hidden
+        outer = _call.enter(region.path, now(), breaks_seen(), index_hidden=put_back is not None)
         try:
             result = variant.function(block, args, kwargs)
             if frames_seen() != frames:
                 region.after_compile(variant)
                 frames = frames_seen()
-            region.compiled = variant.ran_compiled()
-        except TorchDynamoException as error:
-            region.compiled = False
-            if breaks_seen() != _call.breaks:
-                raise  # code before the break has run: running the block again could do things twice
-            if variant.group().plugin.fullgraph:  # type: ignore[union-attr]
+            compiled = variant.ran_compiled()
+            region.ran(compiled, "" if compiled else region.why_eager(variant))
+        except COMPILER_ERRORS as error:
+            region.ran(False, "compiling failed")
+            if variant.log.breaks or breaks_seen() != _call.breaks:
+                raise  # code before a graph break has run: running the block again could do things twice
+            if variant.plugin.fullgraph and not isinstance(error, TorchRuntimeError):
                 raise _fullgraph_error(region, variant, error) from error
-            if not isinstance(error, TorchRuntimeError):  # that one is the model's own error, met while tracing
-                variant.fail(error)
-            return call_impl(*given[0], **given[1])
+            result = call_impl(*given[0], **given[1])  # a TorchRuntimeError is mostly the model's own: then this raises
+            variant.broken = True
+            variant.note_failure(error)
+            return result
         finally:
             if frames_seen() != frames:  # an exception came out of a compile
                 region.after_compile(variant)
-            _call.__dict__.update(outer)
+            _call.leave(outer)
         return result if put_back is None else put_back(result)
 
+    border.region, border.before = region, before  # type: ignore[attr-defined]
     return border
+
+
+def region_of(slot: Any) -> Region | None:
+    """The region whose border a slot holds; ``None`` if it holds someone else's function, or nothing."""
+    return getattr(slot, "region", None)
+
+
+
 
 
 def hook_dictionaries(block: nn.Module) -> tuple[dict[int, Any], ...]:
@@ -203,7 +230,7 @@ def _gradients(args: tuple[Any, ...]) -> str:
 
 
 def _fullgraph_error(region: Region, variant: Variant, error: BaseException) -> CompilationError:
-    variant.failure = explain.failure(error)
+    variant.broken, variant.failure = True, explain.failure(error)
     return CompilationError(
         f"{region.path or 'the model'} ({region.group.class_name}) cannot be compiled with fullgraph=True: "
         f"{explain.failure_line(error)}. It runs eager from now on, and so does every block like it; fullgraph=False "

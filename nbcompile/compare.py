@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from . import check as region_check
 from . import compiler, describe, measure
 from .compiler import Compilation
 from .errors import NbcompileError, UsageError
@@ -21,6 +22,7 @@ from .regions import check_model, class_name, plan_regions
 from .report import Report, Strategy
 
 STRATEGIES = ("eager", "regional", "full")
+CHECKS = ("regions",)
 
 
 def compare(
@@ -39,6 +41,7 @@ def compare(
     rounds: int = 5,
     calls: int | None = None,
     keep: str | None = None,
+    check: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
     """Measure cold start, steady state, memory and difference from eager of several strategies.
@@ -50,6 +53,8 @@ def compare(
         rounds: timed rounds for the steady state, interleaved over the strategies.
         calls: calls per round; by default as many as take half a second.
         keep: a strategy that stays on the model afterwards, in place of what was there.
+        check: ``"regions"`` holds each region of every compiled strategy against eager, forward and gradients, on the
+            inputs that it received in one more run of the step, and names the first that drifts.
         progress: called with a line of text as the work goes on.
 
     The other keywords are those of :func:`nbcompile.compile_regions`.
@@ -59,7 +64,7 @@ def compare(
         Exception: whatever the step raises when it runs eager. A strategy that fails is a line in the report.
     """
     check_model(model)
-    _check_arguments(step, strategies, keep, rounds, calls)
+    _check_arguments(step, strategies, keep, check, rounds, calls)
     if plugin is None:
         plugin = TorchDynamoPlugin(backend=backend, mode=mode, fullgraph=fullgraph, dynamic=dynamic, options=options)
     plan = plan_regions(model, rest=rest, regions=regions) if "regional" in strategies else None
@@ -72,6 +77,8 @@ def compare(
         for name in strategies:
             if name != "eager":
                 comparison.cold(name, plan if name == "regional" else None, rest)
+                if check is not None:
+                    comparison.check(name)
         outcome.take_off = keep == "eager"
         if keep is not None:  # known before the timing, so that a step that fails later does not lose it
             outcome.kept = comparison.compilations.get(keep)
@@ -81,7 +88,7 @@ def compare(
 
 
 def _check_arguments(
-    step: object, strategies: Sequence[str], keep: str | None, rounds: int, calls: int | None
+    step: object, strategies: Sequence[str], keep: str | None, check: object, rounds: int, calls: int | None
 ) -> None:
     if not callable(step):
         raise UsageError(
@@ -95,6 +102,10 @@ def _check_arguments(
             raise UsageError(f"there is no strategy {name!r}; those that exist: {', '.join(STRATEGIES)}")
     if keep is not None and keep not in strategies:
         raise UsageError(f"keep={keep!r} is not among the strategies that are measured: {', '.join(strategies)}")
+    if check is not None and check not in CHECKS:
+        raise UsageError(f"there is no check {check!r}; those that exist: {', '.join(CHECKS)}")
+    if check is not None and all(name == "eager" for name in strategies):
+        raise UsageError(f"check={check!r} needs a compiled strategy to check: add 'regional' or 'full' to strategies")
     for what, number in (("rounds", rounds), ("calls", calls)):
         if number is not None and (type(number) is not int or number < 1):
             raise UsageError(f"{what} takes a whole number from 1 on, not {number!r}")
@@ -113,21 +124,16 @@ class _Outcome:
 
 @contextlib.contextmanager
 def _put_back(model: nn.Module) -> Iterator[_Outcome]:
-    """Take the user's compilation off the model and put it back at the end, however that comes."""
-    before = compiler.current(model)
-    was_installed = before is not None and before.installed
+    """Take whatever is compiled off the model and put it back at the end, however that comes."""
     outcome = _Outcome()
-    if before is not None:
-        before.uninstall()
     try:
-        yield outcome
+        with compiler.eager(model):
+            yield outcome
     finally:
         if outcome.kept is not None:
             compiler.adopt(model, outcome.kept)
         elif outcome.take_off:
             compiler.restore(model)
-        elif before is not None and was_installed:
-            before.install()
 
 
 class _Comparison:
@@ -213,6 +219,18 @@ class _Comparison:
             compiled_blocks = sum(1 for group in compilation.groups for region in group.regions if region.compiled)
             if compiled_blocks == 0:
                 figures.notes.append("nothing of it ran compiled; the figures are eager's")
+
+    def check(self, name: str) -> None:
+        """Hold each region of a strategy against eager."""
+        compilation = self.compilations.get(name)
+        if compilation is None:  # it has failed, which is told
+            return
+        self.tell(f"{name}: checking each region against eager")
+        with measure.empty_compiler_cache():  # gradients may need a graph that the step did not
+            figures = self.figures[name]
+            figures.checks, figures.first_drift = region_check.check_regions(compilation, self.step)
+        if figures.first_drift:
+            self.tell(f"{name}: {figures.first_drift} is the first region that drifts from eager")
 
     def steady(self, strategies: Sequence[str], rounds: int, calls: int | None) -> None:
         """Time later calls, the rounds of all strategies interleaved."""

@@ -23,14 +23,15 @@ from typing import Any
 from torch import nn
 
 from . import describe, events
-from .border import Region, make_border
+from .border import Region, make_border, region_of
 from .errors import UsageError
 from .plugin import Backend, TorchDynamoPlugin
 from .regions import RegionPlan, check_model, class_name, plan_regions
 from .report import Report
 from .variants import Group, all_variants
 
-_SLOT = "_compiled_call_impl"
+#: The attribute of a module in which it looks for its compiled call.
+SLOT = "_compiled_call_impl"
 _compilations: dict[int, Compilation] = {}
 
 
@@ -52,8 +53,7 @@ class Compilation:
         self.notes = describe.notes_on(model)
         self.groups: list[Group] = []
         self.rest_groups: list[Group] = []
-        self._borders: list[tuple[weakref.ref[nn.Module], Any]] = []
-        self._before: dict[int, Any] = {}
+        self._identity = object()
         if plan is None:
             self._add(self.groups, "", [""])
         else:
@@ -66,43 +66,51 @@ class Compilation:
     def _add(self, groups: list[Group], path: str, blocks: Sequence[str]) -> None:
         model = self.model()
         assert model is not None  # called while the caller holds it
-        group = Group(path, class_name(model.get_submodule(blocks[0])), self.plugin)
+        group = Group(path, class_name(model.get_submodule(blocks[0])), self.plugin, self._identity)
         groups.append(group)
         for name in blocks:
-            block = model.get_submodule(name)
-            region = Region(name, block, group)
-            self._borders.append((weakref.ref(block), make_border(block, region)))
+            Region(name, model.get_submodule(name), group)
+
+    def regions(self) -> Iterator[tuple[nn.Module, Region]]:
+        """Every region with its block, of those blocks that are still there."""
+        for group in (*self.groups, *self.rest_groups):
+            for region in group.regions:
+                block = region.block()
+                if block is not None:
+                    yield block, region
 
     @property
     def installed(self) -> bool:
         """Whether calls of the model go through this compilation."""
-        return any(
-            block is not None and block.__dict__.get(_SLOT) is border for block, border in self._blocks_and_borders()
-        )
+        return any(region_of(block.__dict__.get(SLOT)) is region for block, region in self.regions())
 
     def install(self) -> None:
-        """Fill the blocks' slots; what a slot held before is kept for :meth:`uninstall`."""
+        """Fill the blocks' slots; what a slot held before comes back with :meth:`uninstall`."""
         if self.plugin.disable:
             return
-        for block, border in self._blocks_and_borders():
-            if block is not None and block.__dict__.get(_SLOT) is not border:
-                if _SLOT in block.__dict__:
-                    self._before[id(block)] = block.__dict__[_SLOT]
-                block.__dict__[_SLOT] = border
+        for block, region in self.regions():
+            before = block.__dict__.get(SLOT)
+            if region_of(before) is not region:
+                # The slot alone holds the border, which holds the block: kept here, a model would never be freed.
+                block.__dict__[SLOT] = make_border(block, region, before)
 
     def uninstall(self) -> None:
         """Empty the slots again, unless someone else has filled them since."""
-        for block, border in self._blocks_and_borders():
-            if block is not None and block.__dict__.get(_SLOT) is border:
-                before = self._before.pop(id(block), None)
-                if before is None:
-                    del block.__dict__[_SLOT]
+        for block, region in self.regions():
+            slot: Any = block.__dict__.get(SLOT)
+            if region_of(slot) is region:
+                before = slot.before
+                earlier = region_of(before)
+                if before is None or (earlier is not None and earlier.retired):
+                    del block.__dict__[SLOT]
                 else:
-                    block.__dict__[_SLOT] = before
+                    block.__dict__[SLOT] = before
 
-    def _blocks_and_borders(self) -> Iterator[tuple[nn.Module | None, Any]]:
-        for reference, border in self._borders:
-            yield reference(), border
+    def retire(self) -> None:
+        """Uninstall for good."""
+        for _, region in self.regions():
+            region.retired = True
+        self.uninstall()
 
     def report(self) -> Report:
         """What has been compiled so far."""
@@ -186,24 +194,27 @@ def restore(model: nn.Module) -> nn.Module:
     check_model(model)
     compilation = _compilations.pop(id(model), None)
     if compilation is not None:
-        compilation.uninstall()
+        compilation.retire()
         events.forget_dead_owners()
     return model
 
 
 @contextlib.contextmanager
 def eager(model: nn.Module) -> Iterator[nn.Module]:
-    """Run a model uncompiled inside a ``with`` block, and keep what was compiled for afterwards."""
+    """Run a model uncompiled inside a ``with`` block, and keep what was compiled for afterwards.
+
+    That holds for whatever fills the slots of its modules for compiled calls: this package, for the model or a part of
+    it, and ``nn.Module.compile``.
+    """
     check_model(model)
-    compilation = current(model)
-    was_installed = compilation is not None and compilation.installed
-    if compilation is not None and was_installed:
-        compilation.uninstall()
+    taken = [(module, module.__dict__.pop(SLOT)) for module in model.modules() if SLOT in module.__dict__]
     try:
         yield model
     finally:
-        if compilation is not None and was_installed and current(model) is compilation:
-            compilation.install()
+        for module, slot in taken:
+            region = region_of(slot)
+            if SLOT not in module.__dict__ and not (region is not None and region.retired):
+                module.__dict__[SLOT] = slot
 
 
 def report(model: nn.Module) -> Report:

@@ -145,7 +145,7 @@ def variant_names(variants: Sequence[Any]) -> list[str]:
     """A name for each variant that says what sets it apart from the others of its group.
 
     Args:
-        variants: objects with ``structure``, ``key`` and ``guarded`` as ``border.Variant`` has them.
+        variants: objects with ``structure``, ``circumstances`` and ``guarded`` as ``variants.Variant`` has them.
     """
     if len(variants) == 1:
         return ["all blocks"]
@@ -158,21 +158,25 @@ def variant_names(variants: Sequence[Any]) -> list[str]:
             for part, text in zip(parts, seen, strict=True):
                 if text:
                     part.append(f"{attribute_name(source)}: {text}")
-    if len({variant.key[0] for variant in variants}) > 1:
-        for part, variant in zip(parts, variants, strict=True):
-            part.append("training" if variant.key[0] else "evaluation")
-    for position in (1, 2):
-        if len({variant.key[position] for variant in variants}) > 1:
-            for part, variant in zip(parts, variants, strict=True):
-                part.append(str(variant.key[position]) or "no cache")
-    absent = [set(variant.key[3]) for variant in variants]
-    for name in sorted(set.union(*absent) - set.intersection(*absent)):
-        for part, names in zip(parts, absent, strict=True):
-            part.append(f"{'without' if name in names else 'with'} {name}")
-    for part, variant in zip(parts, variants, strict=True):
-        if len(variant.key) > 4:
-            part.append("hooked")
+    _tell_circumstances([variant.circumstances for variant in variants], parts)
     return [", ".join(part[:4]) or "other blocks" for part in parts]
+
+
+def _tell_circumstances(circumstances: Sequence[Any], parts: list[list[str]]) -> None:
+    """Name what differs between the circumstances that the variants are for."""
+    words = [
+        [("training" if c.training else "evaluation") for c in circumstances],
+        [c.gradients for c in circumstances],
+        [c.cache or "no cache" for c in circumstances],
+        [("hooked" if c.hooks else "not hooked") for c in circumstances],
+    ]
+    absent = [set(c.absent) for c in circumstances]
+    for name in sorted(set.union(*absent) - set.intersection(*absent)):
+        words.append([f"{'without' if name in names else 'with'} {name}" for names in absent])
+    for told in words:
+        if len(set(told)) > 1:
+            for part, word in zip(parts, told, strict=True):
+                part.append(word)
 
 
 def _values(values: set[tuple[type, object]] | None) -> str:

@@ -155,6 +155,28 @@ class Rest:
 
 
 @dataclass
+class RegionCheck:
+    """One region's compiled calls held against eager ones, on the inputs that it received; absent figures are ``None``.
+
+    Attributes:
+        block: path of the region, ``"(whole model)"`` for the model itself.
+        max_abs_diff: largest absolute difference of what it returned and of what it wrote into its arguments.
+        max_abs_grad_diff: the same of the gradients of its inputs and parameters; ``None`` without gradients.
+        largest: largest absolute value that it returned eager, to judge the differences by.
+        drifts: whether a difference is larger than ``torch.testing.assert_close`` allows for the dtype.
+        note: why there are no figures, or what a reader must know about them.
+    """
+
+    block: str
+    class_name: str
+    max_abs_diff: float | None = None
+    max_abs_grad_diff: float | None = None
+    largest: float | None = None
+    drifts: bool = False
+    note: str = ""
+
+
+@dataclass
 class Strategy:
     """One strategy's measured figures; what was not measured is ``None``.
 
@@ -169,6 +191,8 @@ class Strategy:
         break_even_calls: number of calls after which compiling has paid for itself; ``None`` if it never does or if
             the gain is within the spread.
         regions: what was compiled, with its time by phase.
+        checks: each region held against eager, in the order of their calls, if that was asked for.
+        first_drift: the first region among them that drifts, ``""`` if none does.
         failure: why there are no figures.
         notes: what a reader must know about the figures.
     """
@@ -183,6 +207,8 @@ class Strategy:
     break_even_calls: int | None = None
     graphs: int | None = None
     regions: list[RegionTime] = field(default_factory=list)
+    checks: list[RegionCheck] = field(default_factory=list)
+    first_drift: str = ""
     failure: str = ""
     notes: list[str] = field(default_factory=list)
 

@@ -14,7 +14,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -51,6 +51,17 @@ class Call(threading.local):
     graphs_run: int = 0
     index_hidden: bool = False
 
+    def enter(self, block: str, began: float, breaks: int, *, index_hidden: bool) -> tuple[Any, ...]:
+        """Begin a call; what to give to :meth:`leave` when it ends."""
+        outer = self.block, self.ran_eager, self.began, self.breaks, self.graphs_run, self.index_hidden
+        self.block, self.ran_eager, self.began = block, False, began
+        self.breaks, self.graphs_run, self.index_hidden = breaks, 0, index_hidden
+        return outer
+
+    def leave(self, outer: tuple[Any, ...]) -> None:
+        """Go back to the call around the one that ends."""
+        self.block, self.ran_eager, self.began, self.breaks, self.graphs_run, self.index_hidden = outer
+
 
 call = Call()
 
@@ -63,36 +74,56 @@ def _region(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return block._call_impl(*args, **kwargs)
 
 
+class Circumstances(NamedTuple):
+    """What is known beforehand to need another graph, so that it neither counts as a recompile nor is found by trial.
+
+    Attributes:
+        training: the block's training flag.
+        gradients: whether the block's input takes part in a gradient, in words.
+        cache: the kind of layer of a KV cache that the block is handed; ``""`` without one.
+        absent: names of the arguments that are ``None``.
+        hooks: ids of the hooks in force: traced code holds the hooks that it was traced with.
+    """
+
+    training: bool
+    gradients: str
+    cache: str
+    absent: tuple[str, ...]
+    hooks: tuple[int, ...] = ()
+
+
 class Variant:
     """One function that the blocks sharing a graph call, with the compiler's versions of it.
 
     Attributes:
         structure: see ``regions.structure``; every block that uses this variant has it.
-        key: the circumstances it is for: training flag, part in a gradient, kind of KV cache, arguments that
-            are None, hooks in force.
+        circumstances: what it is for.
         guarded: attributes of the block that the compiler relied on, each with the values it was compiled for.
         blocks: paths of the blocks that use it.
         log: what the compiler did for it.
-        failure: why it cannot be compiled; its blocks run eager then.
+        failure: the compiler's message, if it failed.
+        broken: whether it is of no use: its blocks run eager.
     """
 
     def __init__(
-        self, group: Group, structure: tuple[object, ...], key: tuple[object, ...], hooks: Sequence[Any]
+        self, group: Group, structure: tuple[object, ...], circumstances: Circumstances, hooks: Sequence[Any]
     ) -> None:
         self.group = weakref.ref(group)
         self.structure = structure
-        self.key = key
+        self.circumstances = circumstances
+        self.plugin = group.plugin
         self.guarded: dict[str, set[tuple[type, object]]] = {}
         self.blocks: set[str] = set()
         self.log = events.Log()
         self.failure = ""
+        self.broken = False
         self.most_graphs_run = 0
-        self._hooks = list(hooks)  # keeps their ids, which are part of the key, from being given to other objects
+        self._hooks = list(hooks)  # keeps their ids, which tell circumstances apart, from passing to other objects
         plugin = group.plugin
         options, filter_guards = _without_guard_filter(plugin.options)
         self.function: Callable[..., Any] = torch.compile(
             _fresh_function(group.class_name),
-            backend=_Backend(self, plugin.backend, plugin.mode, options, plugin.dynamic, bool(plugin.fullgraph)),
+            backend=_Backend(self, group.compilation, plugin, options),
             fullgraph=bool(plugin.fullgraph),
             dynamic=plugin.dynamic,
             options={"guard_filter_fn": _guard_reader(weakref.ref(self), filter_guards)},
@@ -108,7 +139,7 @@ class Variant:
         Past a graph break the compiler goes on in the functions that the block calls, each with versions and a limit of
         its own; then what counts is whether as many graphs ran as in the best call so far.
         """
-        if call.ran_eager or self.failure:
+        if call.ran_eager:
             return False
         if not self.log.breaks:
             return True
@@ -116,8 +147,8 @@ class Variant:
         limited = any(done.hit_limit for done in self.log.compiles)
         return call.graphs_run == self.most_graphs_run > 0 or (call.graphs_run > 0 and not limited)
 
-    def fail(self, error: BaseException) -> None:
-        """Note that compiling failed, and say so once for the group."""
+    def note_failure(self, error: BaseException) -> None:
+        """Keep the compiler's message, and say once for the group that it failed."""
         self.failure = explain.failure(error)
         group = self.group()
         if group is not None:
@@ -127,8 +158,9 @@ class Variant:
 class Group:
     """Regions that share variants: the repeated blocks of one container, one part of the rest, or a whole model."""
 
-    def __init__(self, path: str, name: str, plugin: TorchDynamoPlugin) -> None:
+    def __init__(self, path: str, name: str, plugin: TorchDynamoPlugin, compilation: object) -> None:
         self.path = path
+        self.compilation = compilation  # only its identity counts, see _Backend
         self.class_name = name
         self.plugin = plugin
         self.variants: list[Variant] = []
@@ -156,16 +188,18 @@ class Group:
         """Add a line to the report's notes, once."""
         self.notes[f"{self.path or 'the model'}: {text}"] = None
 
-    def choose(self, region: Region, key: tuple[object, ...], hooks: Sequence[Any]) -> Variant:
+    def choose(self, region: Region, circumstances: Circumstances, hooks: Sequence[Any]) -> Variant:
         """The variant for a block that has none yet under these circumstances."""
         block = region.block()
         assert block is not None  # the border holds the block and is what called
         shape = structure(block, by_identity=True)
-        for variant in self.variants:
-            if variant.key == key and variant.structure == shape and variant.suits(block):
+        # A hook may ask which module it is called for, and the compiler settles that once, unguarded: never share it.
+        candidates = () if hooks else self.variants
+        for variant in candidates:
+            if variant.circumstances == circumstances and variant.structure == shape and variant.suits(block):
                 break
         else:
-            variant = Variant(self, shape, key, hooks)
+            variant = Variant(self, shape, circumstances, hooks)
             self.variants.append(variant)
         variant.blocks.add(region.path)
         return variant
@@ -198,21 +232,19 @@ class _Backend:
 
     Handing the graph back is what keeps a failing compile harmless: nothing has run yet, and nothing is run twice. The
     compiler keeps every backend for the life of the process, so this one holds its variant weakly.
+
+    Behind a graph break the compiler keeps code by the model's own functions, which all variants share. It uses such
+    code again where the backends are equal; here, where they belong to one compilation of one model.
     """
 
     def __init__(
-        self,
-        variant: Variant,
-        backend: Backend | None,
-        mode: str | None,
-        options: dict[str, Any] | None,
-        dynamic: bool | None,
-        fullgraph: bool,
+        self, variant: Variant, compilation: object, plugin: TorchDynamoPlugin, options: dict[str, Any] | None
     ) -> None:
-        self.__name__ = backend_name(backend)
+        self.__name__ = backend_name(plugin.backend)
         self._variant = weakref.ref(variant)
-        self._inner = _torch_backend(backend, mode, options, dynamic)
-        self._fullgraph = fullgraph
+        self._compilation = compilation
+        self._inner = _torch_backend(plugin.backend, plugin.mode, options, plugin.dynamic)
+        self._fullgraph = bool(plugin.fullgraph)
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         variant = self._variant()
@@ -226,19 +258,28 @@ class _Backend:
         except Exception as error:
             if self._fullgraph or variant is None:
                 raise
-            variant.fail(error)
-            return graph.forward
+            variant.note_failure(error)
+            return _uncompiled(graph.forward)
 
     def __eq__(self, other: object) -> bool:
-        # Behind a graph break, code of the model's own functions is shared by variants: equal settings, same code.
-        return isinstance(other, _Backend) and (self._inner, self._fullgraph) == (other._inner, other._fullgraph)
+        return isinstance(other, _Backend) and self._compilation is other._compilation
 
     def __hash__(self) -> int:
-        return hash(self.__name__)
+        return id(self._compilation)
 
     def reset(self) -> None:
         if hasattr(self._inner, "reset"):
             self._inner.reset()
+
+
+def _uncompiled(graph: Callable[..., Any]) -> Callable[..., Any]:
+    """A graph that says so when it runs, since it was not compiled."""
+
+    def run(*args: Any) -> Any:
+        call.ran_eager = True
+        return graph(*args)
+
+    return run
 
 
 def _counted(compiled: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ from nbcompile.report import (
     GraphBreak,
     Group,
     Recompile,
+    RegionCheck,
     RegionTime,
     Report,
     Rest,
@@ -142,6 +143,8 @@ def hostile_report() -> Report:
             break_even_calls=10**400 if index % 2 else 7,
             graphs=-(10**400),
             regions=[RegionTime(text + str(region), long, 1.0, odd, 10**400) for region in range(50)],
+            checks=[RegionCheck(text + str(region), long, 1e308, -1.0, 1e99, True, long) for region in range(50)],
+            first_drift=text + "7",
             failure=long,
             notes=[long, text],
         )

@@ -103,9 +103,11 @@ def test_eager_keeps_what_was_compiled() -> None:
     assert nbcompile.report(model).groups[0].graphs == graphs
 
 
-def test_a_deleted_model_is_freed() -> None:
+@pytest.mark.parametrize("compile_it", [nbcompile.compile_regions, nbcompile.compile_model])
+def test_a_deleted_model_is_freed(compile_it: Any) -> None:
     model = net()
-    nbcompile.compile_regions(model, backend=BACKEND)
+    model.layers[0].owner = [model]  # a block that refers back to the model
+    compile_it(model, backend=BACKEND)
     model(rows())
     weight = weakref.ref(model.layers[0].fc.weight)
     del model
@@ -146,6 +148,29 @@ def test_a_class_defined_anew_is_compiled_anew() -> None:
         torch.testing.assert_close(model(x), expected)
         (group,) = nbcompile.report(model).groups
         assert (group.compiled, len(group.variants), group.recompiles) == (3, 1, [])
+
+
+def test_eager_takes_off_what_others_compiled_too() -> None:
+    # GIVEN a model of which a part is compiled by itself, and a block by the user
+    model = nn.Sequential(net(2), net(2))
+    nbcompile.compile_regions(model[0], backend=BACKEND)
+    model[1].layers[0].compile(backend="eager")
+    assert ran_eager(model, rows()) == 1
+    # WHEN the whole model is to run eager, THEN it does, and afterwards everything is back
+    with nbcompile.eager(model):
+        assert ran_eager(model, rows()) == 4
+    assert ran_eager(model, rows()) == 1
+
+
+def test_compilations_within_one_another_come_off_in_any_order() -> None:
+    # GIVEN a model compiled whole, and a part of it compiled after that
+    model = nn.Sequential(net(2), net(2))
+    nbcompile.compile_regions(model, backend=BACKEND, regions=["0.layers", "1.layers"])
+    nbcompile.compile_regions(model[0], backend="eager")
+    # WHEN the outer is restored before the inner, THEN nothing stays behind
+    nbcompile.restore(model)
+    nbcompile.restore(model[0])
+    assert all("_compiled_call_impl" not in vars(module) for module in model.modules())
 
 
 def test_disable_compiles_nothing_and_says_so() -> None:
@@ -367,6 +392,21 @@ def test_hooks_inside_a_block_act_when_added_and_stop_when_removed() -> None:
     assert counts(model) == (4, 4, 0)
 
 
+def test_one_hook_function_on_all_blocks_may_look_at_its_module() -> None:
+    # GIVEN one steering hook on a layer of every block, which acts on one of them
+    model, x = net(12), rows()
+
+    def steer(module: Any, args: Any, out: torch.Tensor) -> torch.Tensor:
+        return out * 0 if module is model.layers[7].fc else out
+
+    for layer in model.layers:
+        layer.fc.register_forward_hook(steer)
+    expected = model(x)
+    # WHEN the model is compiled, THEN the hook acts where it should
+    nbcompile.compile_regions(model, backend=BACKEND)
+    torch.testing.assert_close(model(x), expected)
+
+
 def test_hooks_registered_anew_at_each_call_run_eager_in_the_end() -> None:
     model, x = net(), rows()
     plain = model(x)
@@ -421,9 +461,10 @@ def test_fullgraph_raises_once_with_the_reason() -> None:
     assert "graph_break" in group.failure
 
 
-def test_an_error_of_the_models_own_is_raised_as_in_eager() -> None:
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_an_error_of_the_models_own_is_raised_as_in_eager(fullgraph: bool) -> None:
     model = net()
-    nbcompile.compile_regions(model, backend=BACKEND)
+    nbcompile.compile_regions(model, backend=BACKEND, fullgraph=fullgraph)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as found:
         model(torch.randn(2, WIDTH + 1))
     assert "Dynamo" not in str(found.value)
@@ -449,6 +490,65 @@ def test_an_interrupt_during_a_compile_leaves_everything_working() -> None:
     torch.testing.assert_close(model(x), expected)
     assert ran_eager(model, x) == 0
     assert counts(model) == (4, 4, 0)
+
+
+def test_past_the_limit_fullgraph_raises_and_the_report_is_true() -> None:
+    model = net(1)
+    nbcompile.compile_model(model, backend=BACKEND, fullgraph=True, dynamic=False)
+    limit = torch._dynamo.config.recompile_limit
+    with pytest.raises(CompilationError, match="fullgraph"):
+        for size in range(2, limit + 4):
+            model(rows(size))
+    assert counts(model) == (1, 0, 1)
+
+
+def test_a_failing_recompile_leaves_the_other_versions_compiled() -> None:
+    # GIVEN a backend that fails for one size
+    def picky(graph: Any, inputs: Any) -> Any:
+        if any(isinstance(value, torch.Tensor) and value.shape[0] == 3 for value in inputs):
+            raise RuntimeError("three rows are too many")
+        return graph.forward
+
+    model = net()
+    nbcompile.compile_regions(model, backend=picky, dynamic=False)
+    model(rows(2))
+    # WHEN it meets that size
+    with pytest.warns(CompilationWarning, match="three rows"):
+        model(rows(3))
+    # THEN that call counts as eager, and the other size still runs compiled
+    assert counts(model) == (4, 0, 4)
+    assert nbcompile.report(model).groups[0].eager_reason == "compiling failed (x4)"
+    assert ran_eager(model, rows(2)) == 0
+    assert counts(model) == (4, 4, 0)
+
+
+def test_an_operation_that_cannot_be_traced_is_told_once() -> None:
+    # GIVEN blocks whose code fails while it is traced and works when it runs
+    model, x = net(2, Stubborn), rows()
+    expected = model(x)
+    nbcompile.compile_regions(model, backend=BACKEND)
+    # WHEN the model runs twice
+    with pytest.warns(CompilationWarning, match="could not be compiled") as caught:
+        torch.testing.assert_close(model(x), expected)
+        torch.testing.assert_close(model(x), expected)
+    # THEN it is told once, and not traced again
+    assert len(caught) == 1
+    assert counts(model) == (2, 0, 2)
+
+
+@torch.library.custom_op("nbcompile_tests::stubborn", mutates_args=())
+def stubborn(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+@stubborn.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("this operation cannot be traced")
+
+
+class Stubborn(Block):
+    def work(self, x: torch.Tensor) -> torch.Tensor:
+        return stubborn(x)
 
 
 # -- mutation ---------------------------------------------------------------------------------------------------------

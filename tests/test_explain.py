@@ -13,6 +13,7 @@ from torch import nn
 from nbcompile import explain
 from nbcompile.explain import attribute_name, failure_line, guard, guarded_attributes, read, typed, variant_names
 from nbcompile.regions import structure
+from nbcompile.variants import Circumstances
 
 
 class Attention(nn.Module):
@@ -349,8 +350,7 @@ def test_file_elsewhere_is_not_blamed_on_the_cache(monkeypatch: pytest.MonkeyPat
 
 # -- names of variants -------------------------------------------------------------------------------------------------
 
-#: Entries of a key: training flag, gradients, kind of KV cache, arguments that are None.
-EVALUATION = (False, "gradients off", "", ())
+EVALUATION = Circumstances(False, "gradients off", "", ())
 
 
 @dataclass
@@ -358,7 +358,7 @@ class Variant:
     """What is read of a variant."""
 
     structure: tuple[object, ...] = ()
-    key: tuple[object, ...] = EVALUATION
+    circumstances: Circumstances = EVALUATION
     guarded: dict[str, set[tuple[type, object]]] = field(default_factory=dict)
 
 
@@ -403,20 +403,26 @@ def shape(block: nn.Module, *, whose: type = Block) -> tuple[object, ...]:
         ([Variant(guarded=seen(1)), Variant(guarded=seen(1))], ["other blocks", "other blocks"]),
         ([Variant(guarded=seen(1)), Variant()], ["other blocks", "other blocks"]),
         # the circumstances of a call
-        ([Variant(key=(True, "", "", ())), Variant(key=(False, "", "", ()))], ["training", "evaluation"]),
         (
-            [Variant(key=EVALUATION), Variant(key=(False, "gradients on", "", ()))],
+            [Variant(circumstances=EVALUATION._replace(training=True)), Variant(circumstances=EVALUATION)],
+            ["training", "evaluation"],
+        ),
+        (
+            [Variant(circumstances=EVALUATION), Variant(circumstances=Circumstances(False, "gradients on", "", ()))],
             ["gradients off", "gradients on"],
         ),
         (
-            [Variant(key=(False, "", "DynamicLayer", ())), Variant(key=(False, "", "", ()))],
+            [Variant(circumstances=EVALUATION._replace(cache="DynamicLayer")), Variant(circumstances=EVALUATION)],
             ["DynamicLayer", "no cache"],
         ),
         (
-            [Variant(key=(False, "", "", ("bias", "mask"))), Variant(key=(False, "", "", ("mask",)))],
+            [
+                Variant(circumstances=EVALUATION._replace(absent=("bias", "mask"))),
+                Variant(circumstances=EVALUATION._replace(absent=("mask",))),
+            ],
             ["without bias", "with bias"],
         ),
-        ([Variant(), Variant(key=(*EVALUATION, (7,)))], ["other blocks", "hooked"]),
+        ([Variant(), Variant(circumstances=EVALUATION._replace(hooks=(7,)))], ["not hooked", "hooked"]),
         # the blocks themselves
         (
             [Variant(shape(WithBias())), Variant(shape(Block()))],
@@ -429,7 +435,10 @@ def shape(block: nn.Module, *, whose: type = Block) -> tuple[object, ...]:
         ),
         # several at once
         (
-            [Variant(key=(True, "a", "", ()), guarded=seen(1)), Variant(key=(False, "b", "", ()), guarded=seen(2))],
+            [
+                Variant(circumstances=Circumstances(True, "a", "", ()), guarded=seen(1)),
+                Variant(circumstances=Circumstances(False, "b", "", ()), guarded=seen(2)),
+            ],
             ["attn.kind: 1, training, a", "attn.kind: 2, evaluation, b"],
         ),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 import pytest
@@ -144,6 +145,154 @@ def test_an_index_used_in_arithmetic_is_never_hidden(with_cache: bool) -> None:
     assert "layer_idx" in border.other_use(model.layers[0])
 
 
+class _OwnCache:
+    """A cache that is no cache of transformers."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = [None] * 8
+
+    def update(self, x: torch.Tensor, index: int) -> torch.Tensor:
+        self.kept[index] = x
+        return x
+
+
+class _OwnCacheBlock(nn.Module):
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.layer_idx, self.fc = index, nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, cache: Any = None, other: Any = None) -> torch.Tensor:
+        y: torch.Tensor = self.fc(x)
+        if isinstance(cache, _OwnCache):
+            y = cache.update(y, self.layer_idx)
+        elif isinstance(cache, tuple):
+            y = y + cache[0].update(y[:, None], y[:, None], self.layer_idx)[0].sum(2)
+        elif other is not None:
+            y = y + cache.update(y[:, None], y[:, None], self.layer_idx)[0].sum(2)
+            y = y + other.update(y[:, None], y[:, None], self.layer_idx)[0].sum(2)
+        return x + y
+
+
+class _OwnCacheStack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_OwnCacheBlock(i) for i in range(5))
+
+    def forward(self, x: torch.Tensor, **more: Any) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x, **more)
+        return x
+
+
+@pytest.mark.parametrize(
+    "caches",
+    [
+        lambda: {"cache": _OwnCache()},
+        lambda: {"cache": (cache_utils.DynamicCache(),)},
+        lambda: {"cache": cache_utils.DynamicCache(), "other": cache_utils.DynamicCache()},
+    ],
+    ids=["own class", "inside a tuple", "two of them"],
+)
+def test_caches_that_cannot_be_narrowed_are_filled_layer_by_layer(caches: Any) -> None:
+    # GIVEN blocks that find their layer of a cache by their index, and caches that no view is made of
+    torch.manual_seed(0)
+    model, x = _OwnCacheStack().eval(), torch.randn(2, 3, 8)
+    own, other = caches(), caches()
+    with torch.no_grad():
+        expected = model(x, **other)
+        nbcompile.compile_regions(model, backend=BACKEND)
+        # WHEN the compiled model fills them
+        torch.testing.assert_close(model(x, **own), expected)
+    # THEN each layer holds what it should
+    assert [len(layers) for layers in _layers(own)] == [5] * len(own)
+    torch.testing.assert_close(_layers(own), _layers(other))
+
+
+def _layers(caches: dict[str, Any]) -> list[list[torch.Tensor]]:
+    found = []
+    for given in caches.values():
+        cache = given[0] if isinstance(given, tuple) else given
+        found.append(cache.kept[:5] if isinstance(cache, _OwnCache) else [layer.keys for layer in cache.layers])
+    return found
+
+
+def test_a_hook_that_looks_at_the_index_acts_on_its_block_only() -> None:
+    # GIVEN one hook on every attention that silences one block, as in steering
+    model, inputs = llama(6)
+
+    def silence(module: Any, args: Any, out: Any) -> Any:
+        return (out[0] * 0, *out[1:]) if module.layer_idx == 3 else out
+
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_hook(silence)
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        # WHEN the model is compiled, THEN the hook acts as in eager
+        nbcompile.compile_regions(model, backend=BACKEND)
+        torch.testing.assert_close(model(**inputs).logits, expected)
+
+
+def _uses(code: str) -> list[str]:
+    """What is found in a block whose forward is this code."""
+    source = f"class B:\n def __init__(self, i):\n  self.layer_idx = i\n def forward(self, x, cache):\n  {code}"
+    return list(border._uses(border._with_parents(ast.parse(source)), "B"))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "getattr(self, f'scale_{self.layer_idx}')",
+        "self.table.get(self.layer_idx)",
+        "self.adapters.layers[self.layer_idx]",
+        "cache.get_seq_length(0)",
+        "cache.get_mask_sizes(4, 0)",
+        "cache.layers[0]",
+        "x * self.layer_idx",
+        "helper(self.layer_idx)",
+    ],
+)
+def test_other_uses_of_the_index_are_found(code: str) -> None:
+    assert _uses(code)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "cache.update(x, x, self.layer_idx)",
+        "cache.get_seq_length(self.layer_idx)",
+        "cache.cross_attention_cache.layers[self.layer_idx].keys",
+        "cache.is_updated.get(self.layer_idx)",
+        "cache.is_updated[self.layer_idx] = True",
+        "assert self.layer_idx is not None",
+        "raise ValueError(f'no cache for {self.layer_idx}')",
+        "self.table.get('x')",
+        "kwargs.update(a=1)",
+    ],
+)
+def test_uses_that_only_find_the_own_layer_are_allowed(code: str) -> None:
+    assert _uses(code) == []
+
+
+def test_an_attention_function_of_the_users_is_read_too() -> None:
+    # GIVEN a registered attention function that depends on the layer's index
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    def fading(module: Any, *args: Any, **kwargs: Any) -> Any:
+        out, weights = sdpa_attention_forward(module, *args, **kwargs)
+        return out / (module.layer_idx + 1), weights
+
+    AttentionInterface.register("fading", fading)
+    model, inputs = llama(4)
+    model.set_attn_implementation("fading")
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        # WHEN the model is compiled, THEN each block keeps its own index
+        nbcompile.compile_regions(model, backend=BACKEND)
+        torch.testing.assert_close(model(**inputs).logits, expected)
+    assert "fading" in border.other_use(model.model.layers[0])
+
+
 def test_the_index_of_a_library_block_only_finds_its_layer() -> None:
     model, _ = llama(2)
     block = model.model.layers[1]
@@ -160,6 +309,8 @@ def test_views_share_the_layer_and_nothing_else() -> None:
     assert put_back(seen) is cache
     assert put_back((1, seen)) == (1, cache)
     assert put_back({"cache": seen})["cache"] is cache
+    assert put_back((1, [(seen,)])) == (1, [(cache,)])
+    assert border.view(seen, 1, 5)[0].layers[0] is cache.layers[1]  # type: ignore[index]
     assert border.view(_UnknownCache(), 0, 1) is None
 
 

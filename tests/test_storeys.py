@@ -26,6 +26,7 @@ STOREYS: list[set[str]] = [
     {"border"},
     {"describe"},
     {"compiler"},
+    {"check"},
     {"compare", "warmup", "background"},
     {"tune", "sweep"},
     # what other libraries are given of this package

@@ -17,7 +17,9 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,11 +46,14 @@ _BY_INDEX = frozenset(
 )
 #: What may be subscripted with the index.
 _BY_SUBSCRIPT = frozenset({"layers", "is_updated"})
-#: Methods whose default is layer 0, which is another layer than the own one.
-_NEED_INDEX = frozenset({"get_seq_length", "get_mask_sizes", "has_previous_state"})
+#: Methods of a cache that mean another layer, or all of them, unless they are given the index. ``update`` and ``get``
+#: are not among them: dictionaries have methods of these names, and a cache's own cannot do without the index.
+_NEED_INDEX = _BY_INDEX - {"update", "get"}
 
 #: Attributes in which a view differs from its cache.
-_VIEWED = frozenset({"layers", "self_attention_cache", "cross_attention_cache", "is_updated"})
+_VIEWED = frozenset({"layers", "self_attention_cache", "cross_attention_cache", "is_updated", "_nbcompile_origin"})
+#: Where a view keeps the cache that it was made from.
+_ORIGIN = "_nbcompile_origin"
 
 PutBack = Callable[[Any], Any]
 
@@ -66,25 +71,43 @@ def own_index(block: nn.Module) -> int | None:
 
 def other_use(block: nn.Module) -> str:
     """A use of the index for something else than finding the own layer, as ``class: code``; ``""`` if there is none."""
-    for kind in {type(module) for module in block.modules() if not type(module).__module__.startswith("torch.nn.")}:
+    for module in block.modules():
+        kind = type(module)
+        if kind.__module__.startswith("torch.nn."):
+            continue
+        if "forward" in vars(module):
+            return f"{kind.__name__}: its forward was replaced on the instance"
         for base in kind.__mro__:
             if base is not nn.Module and base.__module__ != "builtins":
                 use = _other_use_in_class(base)
                 if use:
                     return f"{base.__name__}: {use}"
+        use = _other_use_in_attention(module)
+        if use:
+            return use
     return ""
 
 
-def find_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | str, Any] | None:
-    """The cache among a call's arguments, with its position or name. Its name differs between versions."""
+def _other_use_in_attention(module: nn.Module) -> str:
+    """The same for the attention function that a module's config selects: it is handed the module."""
+    chosen = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    functions = getattr(sys.modules.get("transformers.modeling_utils"), "ALL_ATTENTION_FUNCTIONS", {})
+    function = functions.get(chosen) if isinstance(chosen, str) else None
+    if function is None:
+        return ""  # "eager": a function beside the class, which has been read with it
+    try:
+        uses = list(_uses(_source_of(inspect.getsourcefile(inspect.unwrap(function)) or ""), ""))
+    except (TypeError, OSError, SyntaxError):
+        return f"the attention function {chosen!r}: its source cannot be read"
+    return f"the attention function {chosen!r}: {uses[0]}" if uses else ""
+
+
+def find_caches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int | str, Any]]:
+    """The caches among a call's arguments, each with its position or name. The name differs between versions."""
     cache_class = sys.modules["transformers.cache_utils"].Cache
-    for name, value in kwargs.items():
-        if isinstance(value, cache_class):
-            return name, value
-    for position, value in enumerate(args):
-        if isinstance(value, cache_class):
-            return position, value
-    return None
+    found: list[tuple[int | str, Any]] = [(n, value) for n, value in kwargs.items() if isinstance(value, cache_class)]
+    found += [(position, value) for position, value in enumerate(args) if isinstance(value, cache_class)]
+    return found
 
 
 def view(cache: Any, index: int, length: int) -> tuple[Any, PutBack] | None:
@@ -98,6 +121,7 @@ def view(cache: Any, index: int, length: int) -> tuple[Any, PutBack] | None:
     Returns:
         ``None`` for a class of cache that is not known, or one that has no such layer.
     """
+    cache = vars(cache).get(_ORIGIN, cache)  # should a model hand a view on to the next block
     module = sys.modules["transformers.cache_utils"]
     known = tuple(getattr(module, name, None) for name in ("DynamicCache", "StaticCache"))
     if type(cache) is getattr(module, "EncoderDecoderCache", None):
@@ -125,6 +149,7 @@ def _one_layer(cache: Any, index: int, length: int) -> Any:
     seen = cache.__class__.__new__(cache.__class__)
     seen.__dict__.update(cache.__dict__)
     seen.layers = [layers[index]] * length
+    seen.__dict__[_ORIGIN] = cache
     return seen
 
 
@@ -137,6 +162,7 @@ def _encoder_decoder_view(cache: Any, index: int, length: int) -> tuple[Any, Put
     seen.self_attention_cache, seen.cross_attention_cache = own[0], cross[0]
     updated = cache.is_updated.get(index, False)
     seen.is_updated = dict.fromkeys(range(length), updated)
+    seen.__dict__[_ORIGIN] = cache
 
     def give_back(result: Any) -> Any:
         changed = next((value for value in seen.is_updated.values() if value != updated), None)
@@ -152,29 +178,57 @@ def _give_back(cache: Any, seen: Any, result: Any) -> Any:
     for name, value in vars(seen).items():
         if name not in _VIEWED and vars(cache).get(name, seen) is not value:
             setattr(cache, name, value)
-    if result is seen:
+    return _exchange(result, seen, cache)
+
+
+def _exchange(value: Any, seen: Any, cache: Any) -> Any:
+    """A result with ``cache`` wherever it holds ``seen``; the result itself if it holds none."""
+    if value is seen:
         return cache
-    if isinstance(result, tuple) and any(item is seen for item in result):
-        items = [cache if item is seen else item for item in result]
-        return type(result)(*items) if hasattr(result, "_fields") else tuple(items)
-    if isinstance(result, dict):
-        for key, item in result.items():
-            if item is seen:
-                result[key] = cache
-    return result
+    if isinstance(value, (tuple, list)):
+        items = [_exchange(item, seen, cache) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        for key, item in list(value.items()):
+            new = _exchange(item, seen, cache)
+            if new is not item:
+                value[key] = new
+    return value
 
 
 # -- reading the classes' source --------------------------------------------------------------------------------------
 
 
-@functools.cache
+_uses_known: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
+
+
 def _other_use_in_class(kind: type) -> str:
+    if kind not in _uses_known:
+        _uses_known[kind] = _read_class(kind)
+    return _uses_known[kind]
+
+
+def _read_class(kind: type) -> str:
     try:
-        tree = _source_of(inspect.getsourcefile(kind) or "")
+        file = inspect.getsourcefile(kind) or ""
+        tree = _source_of(file)
     except (TypeError, OSError, SyntaxError):
         return "its source cannot be read"
+    if not any(isinstance(node, ast.ClassDef) and node.name == kind.__name__ for node in tree.body):
+        return "its source cannot be found"
+    for name, member in vars(kind).items():
+        code = getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
+        if code is not None and not _is_library(code.co_filename) and code.co_filename != file:
+            return f"{name} was replaced by a function from elsewhere"
     uses = list(_uses(tree, kind.__name__))
     return uses[0] if uses else ""
+
+
+def _is_library(file: str) -> bool:
+    """Whether code is of torch or transformers itself: what they put into classes they have made for them."""
+    return any(f"{os.sep}{name}{os.sep}" in file for name in ("torch", "transformers"))
 
 
 @functools.lru_cache(maxsize=64)
@@ -184,7 +238,11 @@ def _source_of(file: str) -> ast.Module:
     lines = linecache.getlines(file)
     if not lines:
         raise OSError(f"no source for {file}")
-    tree = ast.parse("".join(lines))
+    return _with_parents(ast.parse("".join(lines)))
+
+
+def _with_parents(tree: ast.Module) -> ast.Module:
+    """A tree whose every node knows the node above it."""
     for node in ast.walk(tree):
         for child in ast.iter_child_nodes(node):
             child.parent = node  # type: ignore[attr-defined]
@@ -199,7 +257,7 @@ def _uses(tree: ast.Module, class_name: str) -> Iterator[str]:
         for node in ast.walk(top):
             if _is_index(node) and not _finds_own_layer(node):
                 yield ast.unparse(_statement(node)).splitlines()[0][:120]
-            elif isinstance(top, ast.ClassDef) and _asks_layer_zero(node):
+            elif isinstance(top, ast.ClassDef) and _asks_another_layer(node):
                 yield ast.unparse(node)[:120]
 
 
@@ -210,30 +268,44 @@ def _is_index(node: ast.AST) -> bool:
 
 
 def _finds_own_layer(node: ast.AST) -> bool:
+    """Whether the index finds a layer of a cache that the block was handed, or is only told in an error."""
     user = node.parent  # type: ignore[attr-defined]
     if isinstance(user, ast.keyword):
         user = user.parent  # type: ignore[attr-defined]
     if isinstance(user, ast.Call) and isinstance(user.func, ast.Attribute):
-        return user.func.attr in _BY_INDEX
+        if user.func.attr == "get":  # of the dictionary of an encoder-decoder's cache, and of no other
+            return isinstance(user.func.value, ast.Attribute) and user.func.value.attr == "is_updated"
+        return user.func.attr in _BY_INDEX and not _is_of_self(user.func)
     if isinstance(user, ast.Subscript) and isinstance(user.value, ast.Attribute):
-        return user.value.attr in _BY_SUBSCRIPT
+        return user.value.attr in _BY_SUBSCRIPT and not _is_of_self(user.value)
     if isinstance(user, ast.Compare):
         return all(isinstance(side, ast.Constant) and side.value is None for side in user.comparators)
-    return any(isinstance(parent, (ast.Raise, ast.JoinedStr)) for parent in _parents(node))
+    return any(isinstance(parent, ast.Raise) or _is_logging(parent) for parent in _parents(node))
 
 
-def _asks_layer_zero(node: ast.AST) -> bool:
-    """A call such as ``cache.get_seq_length()``, which means the first layer, or an entry of another layer."""
+def _asks_another_layer(node: ast.AST) -> bool:
+    """A call such as ``cache.get_seq_length()``, which means the first layer, or an entry by another index."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _NEED_INDEX:
-        return not node.args and not node.keywords
+        given = [*node.args, *(keyword.value for keyword in node.keywords)]
+        return not _is_of_self(node.func) and not any(_is_own(argument) for argument in given)
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "layers":
-        owner = node.value.value
-        return not (isinstance(owner, ast.Name) and owner.id == "self") and not _is_own(node.slice)
+        return not _is_of_self(node.value) and not _is_own(node.slice)
     return False
 
 
 def _is_own(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == INDEX
+
+
+def _is_of_self(node: ast.AST) -> bool:
+    """Whether a chain of attributes begins at ``self``: a cache is an argument, never the block's own."""
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def _is_logging(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func).startswith(("logger.", "warnings.", "logging."))
 
 
 def _parents(node: ast.AST) -> Iterator[ast.AST]:

@@ -88,6 +88,12 @@ class NbcompileMagics(Magics):
         full model can take minutes. Without eager there is no speed-up and no difference to tell. Default: eager.""",
     )
     @argument(
+        "--check",
+        choices=("regions",),
+        help="""regions: hold each block against eager, forward and gradients, on the inputs that it really received,
+        and name the first that drifts. Takes one more run of the cell, with each block called three times.""",
+    )
+    @argument(
         "-n",
         dest="calls",
         type=int,
@@ -152,6 +158,7 @@ class NbcompileMagics(Magics):
             rounds=args.rounds,
             calls=args.calls,
             keep="regional",
+            check=args.check,
             progress=output.line,
         )
 
@@ -161,7 +168,9 @@ class NbcompileMagics(Magics):
             raise UsageError(f"-n takes a number of calls, 1 or more, not {args.calls}")
         if args.rounds < 1:
             raise UsageError(f"-r takes a number of rounds, 1 or more, not {args.rounds}")
-        settings: dict[str, Any] = {"rest": args.rest, "fullgraph": args.fullgraph, "dynamic": _DYNAMIC[args.dynamic]}
+        settings: dict[str, Any] = {"rest": args.rest, "dynamic": _DYNAMIC[args.dynamic]}
+        if args.fullgraph:
+            settings["fullgraph"] = True
         if args.backend is not None:
             value = self.shell.user_ns.get(unquote(args.backend))
             settings["backend"] = value if callable(value) else unquote(args.backend)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..report import PHASES, Report, Strategy
+from ..report import PHASES, RegionCheck, Report, Strategy
 from .series import break_even, compile_sections, half_spread, ordered_strategies, speed
 from .units import (
     ABSENT,
@@ -25,6 +25,7 @@ from .units import (
 
 _PATH = 48  # columns that a module's path may take
 _MOST_WARNINGS = 20
+_MOST_CHECKS = 12  # of one strategy; beyond that, regions with one verdict are one row
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,15 @@ def warnings(report: Report) -> list[Notice]:
     for name, strategy in report.strategies.items():
         if strategy.failure:
             found.append(Notice(f"{clean(name, 40)} failed: {clean(strategy.failure)}", strategy.failure))
+        if strategy.first_drift:
+            where = middle(strategy.first_drift, _PATH)
+            drifting = sum(check.drifts for check in strategy.checks)
+            found.append(
+                Notice(
+                    f"{clean(name, 40)}: {where} is the first region whose result differs from eager's on the same "
+                    f"input; {count(drifting)} of {count(len(strategy.checks))} do"
+                )
+            )
     if len(found) > _MOST_WARNINGS:
         found[_MOST_WARNINGS:] = [Notice(f"and {len(found) - _MOST_WARNINGS} more like these")]
     return found
@@ -112,6 +122,7 @@ def tables(report: Report, most: int) -> list[Table]:
     """Every table that has something in it, with at most ``most`` rows each."""
     built = (
         _strategies(report),
+        _checks(report),
         _groups(report),
         _variants(report),
         _phases(report, most),
@@ -140,6 +151,77 @@ def _strategies(report: Report) -> Table | None:
     headers = ("strategy", "cold start", "steady", "vs eager", "peak memory", "max diff", "graphs", "break-even")
     footnote = _repeats([strategy for _, strategy in strategies])
     return _without_empty_columns(Table("Strategies", headers, "lrrrrrrr", rows, footnote=footnote), keep=4)
+
+
+def _checks(report: Report) -> Table | None:
+    checked = [(name, strategy) for name, strategy in ordered_strategies(report) if strategy.checks]
+    rows = [(clean(name, 40), *row) for name, strategy in checked for row in _check_rows(strategy)]
+    headers: tuple[str, ...]
+    headers = ("strategy", "block", "class", "largest difference", "gradient difference", "largest value", "verdict")
+    align = "lllrrrl"
+    footnote = (
+        "each block on the inputs that it received; drifts: differs by more than torch.testing.assert_close allows for "
+        "the largest value"
+    )
+    if len(checked) == 1:
+        rows, headers, align = [row[1:] for row in rows], headers[1:], align[1:]
+    table = Table("Checked region by region", headers, align, rows, footnote=footnote)
+    return _without_empty_columns(table, keep=len(headers) - 4)
+
+
+def _check_rows(strategy: Strategy) -> list[tuple[str, ...]]:
+    """A row for each region; of many, those that drift, and a row for each verdict on the others."""
+    alike: dict[str, list[RegionCheck]] = {}
+    rows = []
+    for check in strategy.checks:
+        verdict = _verdict(check, strategy)
+        if check.drifts or len(strategy.checks) <= _MOST_CHECKS:
+            rows.append(_check_row(check, verdict))
+        else:
+            alike.setdefault(verdict, []).append(check)
+    for verdict, checks in alike.items():
+        if len(checks) == 1:
+            rows.append(_check_row(checks[0], verdict))
+            continue
+        classes = dict.fromkeys(check.class_name for check in checks)
+        rows.append(
+            (
+                f"{count(len(checks))} others",
+                clean(next(iter(classes)), 40) if len(classes) == 1 else ABSENT,
+                _at_most([check.max_abs_diff for check in checks]),
+                _at_most([check.max_abs_grad_diff for check in checks]),
+                _at_most([check.largest for check in checks]),
+                verdict,
+            )
+        )
+    return rows
+
+
+def _check_row(check: RegionCheck, verdict: str) -> tuple[str, ...]:
+    return (
+        middle(check.block, _PATH),
+        clean(check.class_name, 40),
+        difference(check.max_abs_diff),
+        difference(check.max_abs_grad_diff),
+        difference(check.largest),
+        verdict,
+    )
+
+
+def _verdict(check: RegionCheck, strategy: Strategy) -> str:
+    said = clean(check.note)
+    if check.drifts:
+        drifts = "drifts, the first to do so" if check.block == strategy.first_drift else "drifts"
+        return f"{drifts}: {said}" if said else drifts
+    if said:
+        return said
+    different = [amount(figure) for figure in (check.max_abs_diff, check.max_abs_grad_diff)]
+    return "within tolerance" if any(different) else "equal"
+
+
+def _at_most(values: Iterable[float | None]) -> str:
+    known = [number for number in map(amount, values) if number is not None]
+    return f"at most {difference(max(known))}" if known else ABSENT
 
 
 def _groups(report: Report) -> Table:

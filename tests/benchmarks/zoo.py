@@ -86,7 +86,7 @@ def print_table(names: Sequence[str], ways: Sequence[str], arguments: argparse.N
             if way == "nbcompile":
                 eager = [row.get(key) for key in ("eager_prefill", "eager_decode", "eager_training")]
                 complete &= "failure" not in row and not any(eager)
-    print("\nnbcompile: every block of every model ran compiled" if complete else "\nnbcompile: NOT every block ran compiled")
+    print(f"\nnbcompile: {'every block of every model' if complete else 'NOT every block'} ran compiled")
     return 0 if complete else 1
 
 
