@@ -334,7 +334,8 @@ def _copied_tensor(tensor: torch.Tensor, memo: dict[int, Any], sources: list[tor
         return known
     is_source = tensor.requires_grad and (tensor.is_leaf or torch.is_inference_mode_enabled())
     descends = tensor.requires_grad and not is_source
-    base = tensor._base if tensor._is_view() else None
+    plain = tensor.layout is torch.strided and not tensor.is_conj() and not tensor.is_neg()
+    base = tensor._base if plain and tensor._is_view() else None
     if isinstance(tensor, nn.Parameter):
         copied: torch.Tensor = tensor
     elif base is not None and base.dtype == tensor.dtype and (base.requires_grad or not descends):

@@ -22,7 +22,7 @@ from torch._dynamo.exc import RestartAnalysis, SkipFrame
 
 from . import events, explain
 from .errors import CompilationError, CompilationWarning
-from .integrations import transformers
+from .integrations import layer_index
 from .plugin import Backend, TorchDynamoPlugin, backend_name
 from .regions import structure
 
@@ -174,7 +174,7 @@ class Group:
         for region in self.regions:
             block = region.block()
             if block is not None:
-                use = transformers.other_use(block)
+                use = layer_index.other_use(block)
                 if use:
                     return f"its index is used otherwise, in {use}"
         return ""
@@ -325,7 +325,7 @@ def _guard_reader(
     def read(entries: Sequence[Any]) -> list[bool]:
         keep = list(users_filter(entries)) if users_filter is not None else [True] * len(entries)
         if call.index_hidden:
-            index = "." + transformers.INDEX
+            index = "." + layer_index.INDEX
             keep = [kept and not entry.name.endswith(index) for kept, entry in zip(keep, entries, strict=True)]
         owner = variant()
         if owner is not None:

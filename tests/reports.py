@@ -70,6 +70,12 @@ def sample_report() -> Report:
                     RegionTime("model.layers", "SampleLayer", 4.0, phases, 2),
                     RegionTime("lm_head", "Head", 1.0, {"inductor": 0.5, "kernels": 0.5}, 1),
                 ],
+                checks=[
+                    RegionCheck("model.layers.0", "SampleLayer", 0.0, 0.0, 2.0),
+                    RegionCheck("model.layers.1", "SampleLayer", 0.25, 0.5, 2.0, True),
+                    RegionCheck("lm_head", "Head", note="not comparable: it draws random numbers"),
+                ],
+                first_drift="model.layers.1",
             ),
             "eager": Strategy(
                 cold_seconds=0.2,

@@ -11,6 +11,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import nbcompile
+from nbcompile.integrations import layer_index
 from nbcompile.integrations import transformers as border
 from tests.models import gemma3, llama, t5
 
@@ -142,7 +143,7 @@ def test_an_index_used_in_arithmetic_is_never_hidden(with_cache: bool) -> None:
         torch.testing.assert_close(model(x, cache()), expected)
     (group,) = nbcompile.report(model).groups
     assert (group.compiled, group.graphs) == (5, 5)
-    assert "layer_idx" in border.other_use(model.layers[0])
+    assert "layer_idx" in layer_index.other_use(model.layers[0])
 
 
 class _OwnCache:
@@ -233,9 +234,9 @@ def test_a_hook_that_looks_at_the_index_acts_on_its_block_only() -> None:
 
 
 def _uses(code: str) -> list[str]:
-    """What is found in a block whose forward is this code."""
-    source = f"class B:\n def __init__(self, i):\n  self.layer_idx = i\n def forward(self, x, cache):\n  {code}"
-    return list(border._uses(border._with_parents(ast.parse(source)), "B"))
+    """What is found in a method of this code."""
+    tree = layer_index._with_parents(ast.parse(f"def forward(self, x, cache):\n  {code}"))
+    return list(layer_index._uses(tree, is_method=True))
 
 
 @pytest.mark.parametrize(
@@ -249,6 +250,7 @@ def _uses(code: str) -> list[str]:
         "cache.layers[0]",
         "x * self.layer_idx",
         "helper(self.layer_idx)",
+        "getattr(self, 'layer_idx') * x",
     ],
 )
 def test_other_uses_of_the_index_are_found(code: str) -> None:
@@ -290,14 +292,14 @@ def test_an_attention_function_of_the_users_is_read_too() -> None:
         # WHEN the model is compiled, THEN each block keeps its own index
         nbcompile.compile_regions(model, backend=BACKEND)
         torch.testing.assert_close(model(**inputs).logits, expected)
-    assert "fading" in border.other_use(model.model.layers[0])
+    assert "fading" in layer_index.other_use(model.model.layers[0])
 
 
 def test_the_index_of_a_library_block_only_finds_its_layer() -> None:
     model, _ = llama(2)
     block = model.model.layers[1]
     assert border.own_index(block) == 1
-    assert border.other_use(block) == ""
+    assert layer_index.other_use(block) == ""
 
 
 def test_views_share_the_layer_and_nothing_else() -> None:

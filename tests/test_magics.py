@@ -104,6 +104,22 @@ def test_cell_is_measured_and_shown_in_one_output(run: Any, shell: InteractiveSh
     assert nbcompile.report(shell.user_ns["model"]).groups[0].compiled == 2
 
 
+def test_regions_are_checked_on_request(run: Any) -> None:
+    # GIVEN a model WHEN a cell is compiled with a check of its regions
+    ran = run(f"%%compile_regional model {FAST} --check regions\ny = model(**inputs)")
+    # THEN the report has one for each block, and shows them
+    assert ran.result.success, ran.text
+    data = ran.shown[-1]["data"]
+    checks = Report.from_dict(data[MIME_TYPE]).strategies["regional"].checks
+    assert [(check.block, check.drifts, check.max_abs_diff) for check in checks] == [
+        ("blocks.block_0", False, 0.0),
+        ("blocks.block_1", False, 0.0),
+    ]
+    assert "Checked region by region" in data["text/html"]
+    # AND a check that does not exist is refused
+    assert "invalid choice: 'region'" in usage_error(run(f"%%compile_regional model {FAST} --check region\ny = 1"))
+
+
 def test_nothing_is_left_in_the_namespace(run: Any, shell: InteractiveShell) -> None:
     # GIVEN the names that the user has
     before = set(shell.user_ns)

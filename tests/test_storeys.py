@@ -21,6 +21,7 @@ STOREYS: list[set[str]] = [
     {"cache"},
     {"explain", "events", "measure"},
     # reads what transformers defines once the user has loaded it; knows nothing of this package
+    {"integrations.layer_index"},
     {"integrations.transformers"},
     {"variants"},
     {"border"},

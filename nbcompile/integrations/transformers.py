@@ -7,48 +7,21 @@ each block another graph, although the blocks differ in nothing else. Two things
   layer is the user's own object, so what the block writes into it lands in the user's cache.
 - The guard on the index is dropped. Code that was traced with index 3 reads entry 3, which is the own layer again.
 
-That is right only if the block uses its index for nothing but finding its layer. Whether it does is read from the
-source of its classes; where a use of another kind is found (an index in arithmetic, say), or the cache's class is not
-one of those below, everything is left as it is and the report says what it costs.
+That is right only if the block uses its index for nothing but finding its layer, see :mod:`.layer_index`. Where a use
+of another kind is found, or the cache's class is not one of those below, everything is left as it is and the report
+says what it costs.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
-import inspect
-import os
 import sys
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-INDEX = "layer_idx"
-
-#: Methods of a cache that take the index to find one layer.
-_BY_INDEX = frozenset(
-    {
-        "update",
-        "update_conv_state",
-        "update_recurrent_state",
-        "update_indexer",
-        "get_conv_state",
-        "get_recurrent_state",
-        "get_seq_length",
-        "get_max_length",
-        "get_mask_sizes",
-        "has_previous_state",
-        "is_recording_past",
-        "get",
-    }
-)
-#: What may be subscripted with the index.
-_BY_SUBSCRIPT = frozenset({"layers", "is_updated"})
-#: Methods of a cache that mean another layer, or all of them, unless they are given the index. ``update`` and ``get``
-#: are not among them: dictionaries have methods of these names, and a cache's own cannot do without the index.
-_NEED_INDEX = _BY_INDEX - {"update", "get"}
+from .layer_index import INDEX
 
 #: Attributes in which a view differs from its cache.
 _VIEWED = frozenset({"layers", "self_attention_cache", "cross_attention_cache", "is_updated", "_nbcompile_origin"})
@@ -67,39 +40,6 @@ def own_index(block: nn.Module) -> int | None:
     """The index that a block's modules carry; ``None`` if they carry none, or several."""
     found = {vars(module)[INDEX] for module in block.modules() if isinstance(vars(module).get(INDEX), int)}
     return found.pop() if len(found) == 1 else None
-
-
-def other_use(block: nn.Module) -> str:
-    """A use of the index for something else than finding the own layer, as ``class: code``; ``""`` if there is none."""
-    for module in block.modules():
-        kind = type(module)
-        if kind.__module__.startswith("torch.nn."):
-            continue
-        if "forward" in vars(module):
-            return f"{kind.__name__}: its forward was replaced on the instance"
-        for base in kind.__mro__:
-            if base is not nn.Module and base.__module__ != "builtins":
-                use = _other_use_in_class(base)
-                if use:
-                    return f"{base.__name__}: {use}"
-        use = _other_use_in_attention(module)
-        if use:
-            return use
-    return ""
-
-
-def _other_use_in_attention(module: nn.Module) -> str:
-    """The same for the attention function that a module's config selects: it is handed the module."""
-    chosen = getattr(getattr(module, "config", None), "_attn_implementation", None)
-    functions = getattr(sys.modules.get("transformers.modeling_utils"), "ALL_ATTENTION_FUNCTIONS", {})
-    function = functions.get(chosen) if isinstance(chosen, str) else None
-    if function is None:
-        return ""  # "eager": a function beside the class, which has been read with it
-    try:
-        uses = list(_uses(_source_of(inspect.getsourcefile(inspect.unwrap(function)) or ""), ""))
-    except (TypeError, OSError, SyntaxError):
-        return f"the attention function {chosen!r}: its source cannot be read"
-    return f"the attention function {chosen!r}: {uses[0]}" if uses else ""
 
 
 def find_caches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int | str, Any]]:
@@ -196,122 +136,3 @@ def _exchange(value: Any, seen: Any, cache: Any) -> Any:
             if new is not item:
                 value[key] = new
     return value
-
-
-# -- reading the classes' source --------------------------------------------------------------------------------------
-
-
-_uses_known: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
-
-
-def _other_use_in_class(kind: type) -> str:
-    if kind not in _uses_known:
-        _uses_known[kind] = _read_class(kind)
-    return _uses_known[kind]
-
-
-def _read_class(kind: type) -> str:
-    try:
-        file = inspect.getsourcefile(kind) or ""
-        tree = _source_of(file)
-    except (TypeError, OSError, SyntaxError):
-        return "its source cannot be read"
-    if not any(isinstance(node, ast.ClassDef) and node.name == kind.__name__ for node in tree.body):
-        return "its source cannot be found"
-    for name, member in vars(kind).items():
-        code = getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
-        if code is not None and not _is_library(code.co_filename) and code.co_filename != file:
-            return f"{name} was replaced by a function from elsewhere"
-    uses = list(_uses(tree, kind.__name__))
-    return uses[0] if uses else ""
-
-
-def _is_library(file: str) -> bool:
-    """Whether code is of torch or transformers itself: what they put into classes they have made for them."""
-    return any(f"{os.sep}{name}{os.sep}" in file for name in ("torch", "transformers"))
-
-
-@functools.lru_cache(maxsize=64)
-def _source_of(file: str) -> ast.Module:
-    import linecache
-
-    lines = linecache.getlines(file)
-    if not lines:
-        raise OSError(f"no source for {file}")
-    return _with_parents(ast.parse("".join(lines)))
-
-
-def _with_parents(tree: ast.Module) -> ast.Module:
-    """A tree whose every node knows the node above it."""
-    for node in ast.walk(tree):
-        for child in ast.iter_child_nodes(node):
-            child.parent = node  # type: ignore[attr-defined]
-    return tree
-
-
-def _uses(tree: ast.Module, class_name: str) -> Iterator[str]:
-    """Code in a class, or in a plain function beside it, that could make the view tell something else."""
-    for top in tree.body:
-        if isinstance(top, ast.ClassDef) and top.name != class_name:
-            continue
-        for node in ast.walk(top):
-            if _is_index(node) and not _finds_own_layer(node):
-                yield ast.unparse(_statement(node)).splitlines()[0][:120]
-            elif isinstance(top, ast.ClassDef) and _asks_another_layer(node):
-                yield ast.unparse(node)[:120]
-
-
-def _is_index(node: ast.AST) -> bool:
-    if not (isinstance(node, ast.Attribute) and node.attr == INDEX and isinstance(node.ctx, ast.Load)):
-        return False
-    return all(not isinstance(p, ast.FunctionDef) or p.name != "__init__" for p in _parents(node))
-
-
-def _finds_own_layer(node: ast.AST) -> bool:
-    """Whether the index finds a layer of a cache that the block was handed, or is only told in an error."""
-    user = node.parent  # type: ignore[attr-defined]
-    if isinstance(user, ast.keyword):
-        user = user.parent  # type: ignore[attr-defined]
-    if isinstance(user, ast.Call) and isinstance(user.func, ast.Attribute):
-        if user.func.attr == "get":  # of the dictionary of an encoder-decoder's cache, and of no other
-            return isinstance(user.func.value, ast.Attribute) and user.func.value.attr == "is_updated"
-        return user.func.attr in _BY_INDEX and not _is_of_self(user.func)
-    if isinstance(user, ast.Subscript) and isinstance(user.value, ast.Attribute):
-        return user.value.attr in _BY_SUBSCRIPT and not _is_of_self(user.value)
-    if isinstance(user, ast.Compare):
-        return all(isinstance(side, ast.Constant) and side.value is None for side in user.comparators)
-    return any(isinstance(parent, ast.Raise) or _is_logging(parent) for parent in _parents(node))
-
-
-def _asks_another_layer(node: ast.AST) -> bool:
-    """A call such as ``cache.get_seq_length()``, which means the first layer, or an entry by another index."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _NEED_INDEX:
-        given = [*node.args, *(keyword.value for keyword in node.keywords)]
-        return not _is_of_self(node.func) and not any(_is_own(argument) for argument in given)
-    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "layers":
-        return not _is_of_self(node.value) and not _is_own(node.slice)
-    return False
-
-
-def _is_own(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr == INDEX
-
-
-def _is_of_self(node: ast.AST) -> bool:
-    """Whether a chain of attributes begins at ``self``: a cache is an argument, never the block's own."""
-    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return isinstance(node, ast.Name) and node.id == "self"
-
-
-def _is_logging(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and ast.unparse(node.func).startswith(("logger.", "warnings.", "logging."))
-
-
-def _parents(node: ast.AST) -> Iterator[ast.AST]:
-    while (node := getattr(node, "parent", None)) is not None:  # type: ignore[assignment]
-        yield node
-
-
-def _statement(node: ast.AST) -> ast.AST:
-    return next((parent for parent in _parents(node) if isinstance(parent, ast.stmt)), node)

@@ -96,14 +96,9 @@ def warnings(report: Report) -> list[Notice]:
         if strategy.failure:
             found.append(Notice(f"{clean(name, 40)} failed: {clean(strategy.failure)}", strategy.failure))
         if strategy.first_drift:
-            where = middle(strategy.first_drift, _PATH)
-            drifting = sum(check.drifts for check in strategy.checks)
-            found.append(
-                Notice(
-                    f"{clean(name, 40)}: {where} is the first region whose result differs from eager's on the same "
-                    f"input; {count(drifting)} of {count(len(strategy.checks))} do"
-                )
-            )
+            where = f"{clean(name, 40)}: {middle(strategy.first_drift, _PATH)}"
+            drifting = f"{count(sum(check.drifts for check in strategy.checks))} of {count(len(strategy.checks))} do"
+            found.append(Notice(f"{where} is the first region that differs from eager on the same input; {drifting}"))
     if len(found) > _MOST_WARNINGS:
         found[_MOST_WARNINGS:] = [Notice(f"and {len(found) - _MOST_WARNINGS} more like these")]
     return found
