@@ -6,6 +6,7 @@ outcome. It must be cheap, since it runs once per block and step: a few attribut
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ import torch._dynamo
 from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException, TorchRuntimeError
 
-from . import events, explain
+from . import causes, events, explain
 from .errors import CompilationError
 from .integrations import transformers
 from .variants import Circumstances, Group, Variant
@@ -74,21 +75,28 @@ class Region:
         if limited is None:
             return "the compiler skipped it"
         limit = torch._dynamo.config.recompile_limit
-        return f"the recompile limit ({limit}) is reached: {explain.guard(limited.recompile_reason, self.forward())}"
+        reason = limited.cause.reason if limited.cause else explain.guard(limited.recompile_reason, self.forward())
+        return f"the recompile limit ({limit}) is reached: {reason}"
 
-    def after_compile(self, variant: Variant) -> None:
+    def after_compile(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the compiler's records of the call that is just ending, and look at the block afresh."""
+        compiles = variant.log.compiles
+        known = len(compiles)
         events.collect(variant, self.path, since=_call.began, breaks_before=_call.breaks)
         block = self.block()
+        for position in range(known, len(compiles)):
+            guard = compiles[position].recompile_reason
+            if guard and compiles[position].forward:
+                roots = {"block": block, "args": args, "kwargs": kwargs}
+                cause = causes.cause_of(guard, roots, self.forward(), causes.users_line())
+                compiles[position] = dataclasses.replace(compiles[position], cause=cause)
         if block is not None:  # a new guard may mean that modules were exchanged: their hooks are other dictionaries
             self.hooks = hook_dictionaries(block)
             self.index = transformers.own_index(block)
             self.group.__dict__.pop("index_use", None)
-        if variant.log.compiles and variant.log.compiles[-1].hit_limit:
-            self.group.warn(
-                f"runs eager where its compiled versions do not fit: {self.why_eager(variant)}. "
-                f"{explain.RECOMPILE_REMEDY}"
-            )
+        if compiles and compiles[-1].hit_limit:
+            remedy = (compiles[-1].cause and compiles[-1].cause.remedy) or explain.RECOMPILE_REMEDY
+            self.group.warn(f"runs eager where its compiled versions do not fit: {self.why_eager(variant)}. {remedy}")
 
     def own_layer_only(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -167,7 +175,7 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
         try:
             result = variant.function(block, args, kwargs)
             if frames_seen() != frames:
-                region.after_compile(variant)
+                region.after_compile(variant, args, kwargs)
                 frames = frames_seen()
             compiled = variant.ran_compiled()
             region.ran(compiled, "" if compiled else region.why_eager(variant))
@@ -183,7 +191,7 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
             return result
         finally:
             if frames_seen() != frames:  # an exception came out of a compile
-                region.after_compile(variant)
+                region.after_compile(variant, args, kwargs)
             _call.leave(outer)
         return result if put_back is None else put_back(result)
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from . import __version__, explain
 from .border import Region
+from .causes import Cause
 from .plugin import TorchDynamoPlugin, backend_name
 from .regions import class_name
 from .report import Event, GraphBreak, Recompile, RegionTime, Report, Rest
@@ -160,16 +161,13 @@ def _variant(variant: Variant, name: str) -> VariantReport:
 
 
 def _recompiles(variant: Variant, forward: Any) -> list[Recompile]:
-    return [
-        Recompile(
-            block=done.block,
-            reason=explain.guard(done.recompile_reason, forward),
-            guard=done.recompile_reason,
-            seconds=None if done.hit_limit else done.seconds,
-        )
-        for done in variant.log.compiles
-        if done.recompile_reason and done.forward
-    ]
+    found = []
+    for done in variant.log.compiles:
+        if done.recompile_reason and done.forward:
+            cause = done.cause or Cause(explain.guard(done.recompile_reason, forward))
+            seconds = None if done.hit_limit else done.seconds
+            found.append(Recompile(block=done.block, guard=done.recompile_reason, seconds=seconds, **vars(cause)))
+    return found
 
 
 def _breaks(variants: Sequence[Variant]) -> list[GraphBreak]:

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 
 import torch._dynamo.utils
 
+from .causes import Cause
+
 
 @dataclass(frozen=True)
 class Compile:
@@ -33,6 +35,7 @@ class Compile:
         recompile_reason: the guard that failed, as the compiler wrote it, if this was a recompile.
         failure: the compiler's message if it failed, its type first.
         hit_limit: whether the recompile limit forbade it.
+        cause: why it was a recompile, once the call that it happened in has been looked at.
     """
 
     block: str
@@ -44,6 +47,7 @@ class Compile:
     recompile_reason: str = ""
     failure: str = ""
     hit_limit: bool = False
+    cause: Cause | None = None
 
 
 @dataclass(frozen=True)

@@ -68,15 +68,23 @@ class Recompile:
 
     Attributes:
         block: path of the block whose call caused it.
-        reason: the guard that failed, in the user's terms.
+        reason: what changed, in the user's terms.
         guard: the guard as the compiler wrote it.
         seconds: wall time of the compile; ``None`` where the recompile limit forbade it.
+        old: the value that the block was compiled for, ``""`` if the guard does not tell.
+        new: the value that it met.
+        remedy: what to do if it should not happen again.
+        caller: the user's line whose call it was: a notebook's cell and line, or a file and line.
     """
 
     block: str
     reason: str
     guard: str
     seconds: float | None = None
+    old: str = ""
+    new: str = ""
+    remedy: str = ""
+    caller: str = ""
 
 
 @dataclass

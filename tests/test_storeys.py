@@ -19,7 +19,9 @@ STOREYS: list[set[str]] = [
     {"errors"},
     {"plugin", "regions", "report"},
     {"cache"},
-    {"explain", "events", "measure"},
+    {"explain", "measure"},
+    {"causes"},
+    {"events"},
     # reads what transformers defines once the user has loaded it; knows nothing of this package
     {"integrations.layer_index"},
     {"integrations.transformers"},
