@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..report import PHASES, RegionCheck, Report, Strategy
+from ..report import PHASES, Recompile, RegionCheck, Report, Strategy
 from .series import break_even, compile_sections, half_spread, ordered_strategies, speed
 from .units import (
     ABSENT,
@@ -302,28 +302,28 @@ def _rest(report: Report) -> Table:
 
 def _recompiles(report: Report) -> Table:
     """Recompiles with one reason are one row: thirty layers that fail the same guard are one thing to mend."""
-    alike: dict[str, list[tuple[str, float | None]]] = {}
-    guards: dict[str, str] = {}
+    alike: dict[str, list[Recompile]] = {}
     for group in report.groups:
         for recompile in group.recompiles:
-            reason = clean(recompile.reason) or clean(recompile.guard)
-            alike.setdefault(reason, []).append((recompile.block, recompile.seconds))
-            guards.setdefault(reason, clean(recompile.guard))
+            alike.setdefault(clean(recompile.reason) or clean(recompile.guard), []).append(recompile)
     rows = []
     for reason, members in alike.items():
-        times = [taken for _, taken in members if taken is not None]
+        times = [member.seconds for member in members if member.seconds is not None]
         forbidden = len(members) - len(times)
         limit = f"limit reached {forbidden} time{'s' * (forbidden != 1)}" if forbidden else ""
         took = seconds(sum(times)) if times else ""
         rows.append(
             (
-                _blocks(block for block, _ in members),
+                _blocks(member.block for member in members),
                 count(len(members)),
                 ", ".join(filter(None, (took, limit))),
                 reason,
+                middle(members[0].caller, 60) or ABSENT,
+                clean(members[0].remedy) or ABSENT,
             )
         )
-    return Table("Recompiles", ("block", "times", "took", "reason"), "lrrl", rows, hints=list(guards.values()))
+    headers = ("block", "times", "took", "reason", "first at", "what to do")
+    return Table("Recompiles", headers, "lrrlll", rows, hints=[clean(members[0].guard) for members in alike.values()])
 
 
 def _graph_breaks(report: Report) -> Table:
