@@ -123,13 +123,16 @@ def users_line() -> str:
             frame = frame.f_back
             continue
         file = code.co_filename
-        cell = _cell(file)
-        if cell:
-            return f"{cell}, line {frame.f_lineno}"
-        if not file.startswith(_NOT_THE_USERS) and not file.startswith("<"):
-            return f"{os.path.basename(file)}:{frame.f_lineno}"
+        if _cell(file) or not (file.startswith(_NOT_THE_USERS) or file.startswith("<")):
+            return place(file, frame.f_lineno)
         frame = frame.f_back
     return ""
+
+
+def place(file: str, line: int) -> str:
+    """A place in code: ``Cell In[3], line 2`` in a notebook, ``folder/file.py:2`` elsewhere."""
+    cell = _cell(file)
+    return f"{cell}, line {line}" if cell else f"{os.sep.join(file.split(os.sep)[-2:])}:{line}"
 
 
 def _is_method_of(kind: type, code: types.CodeType) -> bool:

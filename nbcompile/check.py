@@ -194,8 +194,6 @@ def _gradients(
     outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], device: torch.device
 ) -> list[torch.Tensor | None] | None:
     """Gradients of a weighted sum of the outputs; ``None`` if there are none to be had. No ``.grad`` is touched."""
-    if not torch.is_grad_enabled():
-        return None
     outputs = [output for output in outputs if output.requires_grad and output.is_floating_point()]
     if not outputs or not sources:
         return None

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from . import check as region_check
-from . import compiler, describe, measure
+from . import compiler, describe, events, measure
 from .compiler import Compilation
 from .errors import NbcompileError, UsageError
 from .plugin import Backend, TorchDynamoPlugin
@@ -84,7 +84,10 @@ def compare(
             outcome.kept = comparison.compilations.get(keep)
         comparison.steady(strategies, rounds, calls)
         comparison.memory()
-        return comparison.report(strategies)
+        result = comparison.report(strategies)
+        if outcome.kept is not None:
+            outcome.kept.strategies = result.strategies
+        return result
 
 
 def _check_arguments(
@@ -142,7 +145,14 @@ class _Comparison:
     def __init__(
         self, model: nn.Module, step: Callable[[], Any], plugin: TorchDynamoPlugin, tell: Callable[[str], None]
     ) -> None:
-        self.model, self.step, self.plugin, self.tell = model, step, plugin, tell
+        self.model, self.plugin, self.tell = model, plugin, tell
+        self.calls, self.changed_weights = 0, False
+
+        def counted() -> Any:
+            self.calls += 1
+            return step()
+
+        self.step = counted
         self.device = describe.device_of(model)
         self.compilations: dict[str, Compilation] = {}
         self.figures: dict[str, Strategy] = {}
@@ -152,8 +162,10 @@ class _Comparison:
     def reference(self) -> None:
         """Run the step eager: what every strategy's result is held against."""
         self.tell("eager: first call")
+        before = _versions(self.model)
         with _calls_of(self.model) as called, measure.same_randomness():
             result, seconds = measure.first_call(self.step, self.device)
+        self.changed_weights = _versions(self.model) != before
         if not called:
             raise UsageError(
                 f"the step never called the model (a {class_name(self.model)}) nor a part of it; it has to run the "
@@ -205,6 +217,7 @@ class _Comparison:
             figures.failure = f"{type(error).__name__}: {error}"
         finally:
             compilation.uninstall()
+        events.collect()  # backward graphs compile after the call of the block that they belong to
         figures.regions = [
             describe.region_time(group) for group in (*compilation.groups, *compilation.rest_groups) if group.variants
         ]
@@ -269,6 +282,10 @@ class _Comparison:
             result.settings = {"strategy": "eager", **self.plugin.to_dict()}
         result.strategies = {name: self.figures[name] for name in strategies}
         result.notes += self.notes
+        if self.changed_weights:
+            result.notes.append(
+                f"the step changes the model's weights or buffers; it ran {self.calls} times, and each time took effect"
+            )
         return result
 
     def _under(self, name: str) -> Callable[[], contextlib.AbstractContextManager[None]]:
@@ -286,6 +303,11 @@ class _Comparison:
                     compilation.uninstall()
 
         return condition
+
+
+def _versions(model: nn.Module) -> list[int]:
+    """How often each parameter and buffer has been written to, by torch's own count."""
+    return [tensor._version for tensor in (*model.parameters(), *model.buffers()) if not tensor.is_inference()]
 
 
 @contextlib.contextmanager

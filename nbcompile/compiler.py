@@ -27,7 +27,7 @@ from .border import Region, make_border, region_of
 from .errors import UsageError
 from .plugin import Backend, TorchDynamoPlugin
 from .regions import RegionPlan, check_model, class_name, plan_regions
-from .report import Report
+from .report import Report, Strategy
 from .variants import Group, all_variants
 
 #: The attribute of a module in which it looks for its compiled call.
@@ -54,6 +54,7 @@ class Compilation:
         self.groups: list[Group] = []
         self.rest_groups: list[Group] = []
         self._identity = object()
+        self.strategies: dict[str, Strategy] = {}  # what a comparison measured that left this compilation on the model
         if plan is None:
             self._add(self.groups, "", [""])
         else:
@@ -139,7 +140,9 @@ def compile_regions(
 ) -> nn.Module:
     """Compile a model's repeated blocks, each group sharing its graphs; in place, at each block's first call.
 
-    The keywords are those of ``torch.compile``. Compiling a model again replaces the first settings.
+    The keywords are those of ``torch.compile``. Compiling a model again replaces the first settings. A plugin's
+    ``use_regional_compilation`` is for callers that choose between this function and :func:`compile_model`; here it
+    changes nothing.
 
     Args:
         rest: what to do with parts outside the blocks: ``"auto"`` compiles those that are large enough to pay,
@@ -227,8 +230,8 @@ def report(model: nn.Module) -> Report:
     compilation = current(model)
     if compilation is None:
         raise UsageError(
-            f"nbcompile has not compiled this {class_name(model)}; call compile_regions(model) or compile_model(model) "
-            "first. A copy (deepcopy, pickle) of a compiled model is not compiled"
+            f"nbcompile has not compiled this {class_name(model)}; call nbcompile.compile_regions(model) first, or run "
+            "a %%compile_regional cell. A copy (deepcopy, pickle) of a compiled model is not compiled"
         )
     return compilation.report()
 

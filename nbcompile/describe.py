@@ -49,6 +49,7 @@ def report(compilation: Compilation) -> Report:
             result.rest.append(entry)
     result.timeline = _timeline([*compilation.groups, *compilation.rest_groups], compilation.started)
     result.notes = [*compilation.notes, *(note for group in compilation.groups for note in group.notes)]
+    result.strategies = dict(compilation.strategies)
     if compilation.plugin.disable:
         result.notes.append("disable=True: nothing is compiled")
     elif not compilation.installed and model is not None:
@@ -163,7 +164,8 @@ def _variant(variant: Variant, name: str) -> VariantReport:
 def _recompiles(variant: Variant, forward: Any) -> list[Recompile]:
     found = []
     for done in variant.log.compiles:
-        if done.recompile_reason and done.forward:
+        # behind a graph break, code is found that another compilation of the same class left: no guard of ours failed
+        if done.recompile_reason and done.forward and "BACKEND_MATCH" not in done.recompile_reason:
             cause = done.cause or Cause(explain.guard(done.recompile_reason, forward))
             seconds = None if done.hit_limit else done.seconds
             found.append(Recompile(block=done.block, guard=done.recompile_reason, seconds=seconds, **vars(cause)))
@@ -173,7 +175,7 @@ def _recompiles(variant: Variant, forward: Any) -> list[Recompile]:
 def _breaks(variants: Sequence[Variant]) -> list[GraphBreak]:
     """Each place once a block: the compiler meets it again for every version."""
     found = dict.fromkeys(broken for variant in variants for broken in variant.log.breaks)
-    return [GraphBreak(broken.block, broken.reason, broken.location) for broken in found]
+    return [GraphBreak(**vars(broken)) for broken in found]
 
 
 def _eager_reason(regions: Sequence[Region]) -> str:

@@ -18,7 +18,11 @@ from typing import Any, Protocol
 
 import torch._dynamo.utils
 
+from . import causes
 from .causes import Cause
+
+#: Characters of the compiler's text that are kept.
+_LONGEST = 300
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Break:
     block: str
     reason: str
     location: str
+    remedy: str
 
 
 @dataclass
@@ -232,7 +237,16 @@ def split(seconds: Callable[[str], float], *, wall: float, forward: bool) -> dic
 
 
 def _break(reason: Any, block: str) -> Break:
+    """A graph break from the compiler's record: a headline, then lines such as ``Explanation: ...``, ``Hint: ...``."""
     lines = [line.strip() for line in str(reason.reason).splitlines() if line.strip()]
+    words = lines[0] if lines else ""
+    explanation = _labelled(lines, "Explanation:")
+    if explanation:
+        words = f"{words}: {explanation}"
     stack = [frame for frame in reason.user_stack if "nbcompile" not in Path(frame.filename).parts[-2:]]
-    location = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else ""
-    return Break(block, lines[0] if lines else "", location)
+    location = causes.place(stack[-1].filename, stack[-1].lineno or 0) if stack else ""
+    return Break(block, words[:_LONGEST], location, _labelled(lines, "Hint:")[:_LONGEST])
+
+
+def _labelled(lines: list[str], label: str) -> str:
+    return next((line.removeprefix(label).strip() for line in lines if line.startswith(label)), "")

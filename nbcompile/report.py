@@ -93,13 +93,15 @@ class GraphBreak:
 
     Attributes:
         block: path of the block whose call met it.
-        reason: the compiler's explanation, first line.
-        location: ``file:line`` in the user's or a library's code, ``""`` if the compiler did not say.
+        reason: the compiler's explanation.
+        location: cell or file and line in the user's or a library's code, ``""`` if the compiler did not say.
+        remedy: the compiler's hint.
     """
 
     block: str
     reason: str
     location: str = ""
+    remedy: str = ""
 
 
 @dataclass
@@ -309,8 +311,8 @@ class Report:
 
         return render_text(self)
 
-    def to_html(self, file: str | os.PathLike[str] | None = None, *, overwrite: bool = False) -> str:
-        """The report as HTML without any script; written as a whole page to ``file`` if one is given.
+    def to_html(self, file: str | os.PathLike[str] | None = None, *, overwrite: bool = False) -> str | Path:
+        """The report as HTML without any script, or, given a file, its path once a whole page is written to it.
 
         Raises:
             UsageError: the file exists and ``overwrite`` is false.
@@ -319,9 +321,7 @@ class Report:
 
         if file is None:
             return render_html(self)
-        page = render_page(self)
-        write_file(Path(file), page, overwrite=overwrite)
-        return page
+        return write_file(Path(file), render_page(self), overwrite=overwrite)
 
     def figure(self) -> Any:
         """The report as a ``plotly.graph_objects.Figure``. Raises :class:`UsageError` if plotly is missing."""

@@ -8,6 +8,7 @@ hands each of its blocks the variant that fits.
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import threading
 import types
@@ -127,6 +128,7 @@ class Variant:
             fullgraph=bool(plugin.fullgraph),
             dynamic=plugin.dynamic,
             options={"guard_filter_fn": _guard_reader(weakref.ref(self), filter_guards)},
+            **_isolation(),  # type: ignore[call-overload]  # only the implementation's signature has the keyword
         )
 
     def suits(self, block: nn.Module) -> bool:
@@ -309,6 +311,16 @@ def _torch_backend(
     if backend == "inductor":
         return wrapper(mode, options, dynamic)
     return wrapper(backend, mode, options, dynamic)
+
+
+def _isolation() -> dict[str, bool]:
+    """The keyword that gives a compiled function a cache and a recompile limit of its own in all that it calls, too.
+
+    It matters behind graph breaks only, where the compiler goes on in the model's own functions. torch 2.11 has no such
+    keyword, and compilations of one class share the limit there.
+    """
+    known = inspect.signature(torch.compile).parameters
+    return {"isolate_recompiles": True} if "isolate_recompiles" in known else {}
 
 
 def _without_guard_filter(options: dict[str, Any] | None) -> tuple[dict[str, Any] | None, Callable[..., Any] | None]:

@@ -166,7 +166,7 @@ def test_the_users_line_is_told_not_the_models() -> None:
     found = recompile(plain, lambda m: m(x(5, WIDTH)))
     # THEN the line is that of the call above, not that of the loop
     line = test_the_users_line_is_told_not_the_models.__code__.co_firstlineno + 2
-    assert found.caller == f"{Path(__file__).name}:{line}"
+    assert found.caller == f"{Path(__file__).parent.name}/{Path(__file__).name}:{line}"
 
 
 def test_a_guard_of_an_unknown_kind_is_told_as_it_is() -> None:

@@ -192,9 +192,11 @@ def test_every_call_of_a_block_counts() -> None:
         model(rows(3))
 
     # THEN each block is one check, with the larger difference
-    checks = check(model, step, backend)
+    checks, first_drift = check_regions(compiled(model, step, backend), step)
     assert [c.max_abs_diff for c in checks] == [pytest.approx(0.1)] * 2
     assert all(c.drifts for c in checks)
+    # and the first that drifts is the one that was called first
+    assert first_drift == "layers.0"
 
 
 def test_what_a_block_writes_into_its_arguments_counts() -> None:
@@ -381,12 +383,14 @@ def test_generate(more: dict[str, Any]) -> None:
 
 
 def test_autocast_is_that_of_the_call() -> None:
+    # GIVEN blocks that compute in half precision, but for a part that is exempt from it
     class Told(Block):
         def work(self, x: torch.Tensor) -> torch.Tensor:
             y = self.fc(x)
             if not torch.compiler.is_compiling():
                 kinds.add(y.dtype)
-            return y.float()
+            with torch.autocast("cpu", enabled=False):
+                return y.float() @ self.fc.weight
 
     kinds: set[torch.dtype] = set()
     model = net(2, Told)
@@ -395,6 +399,7 @@ def test_autocast_is_that_of_the_call() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             model(rows()).sum().backward()
 
+    # THEN the checks do the same, and their backward runs in the precision of its forward
     assert figures(check(model, step)) == [(0.0, 0.0, False, "")] * 2
     assert kinds == {torch.bfloat16}
 
@@ -429,13 +434,14 @@ def test_blocks_that_work_in_place() -> None:
 
 @pytest.mark.parametrize("gradients", [False, True])
 def test_inputs_keep_their_layout_so_that_nothing_compiles_anew(gradients: bool) -> None:
-    # GIVEN blocks whose input is a slice of something larger, and one that is stretched
+    # GIVEN blocks whose input is a slice of something larger, stretched, or laid out column by column
     class Slicing(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for layer in self.layers:
                 wide = torch.cat([x, x], -1)
                 x = layer(wide[:, :WIDTH] + 0) + layer(wide[:1, WIDTH:].expand(3, WIDTH))
                 x = layer(torch.stack([x, x], -1)[..., 0])
+                x = layer(x.t().contiguous().t() + 0)
             return x
 
     model = net(2, kind=Slicing)
@@ -462,14 +468,14 @@ class NormedBlock(Block):
         super().__init__(number)
         self.norm = nn.BatchNorm1d(WIDTH)
         self.register_buffer("calls", torch.zeros(()))
-        self.latest: Any = None
+        self.times = 0
         self.seen: list[int] = []
 
     def work(self, x: torch.Tensor) -> torch.Tensor:
         self.calls = self.calls + 1
         if not torch.compiler.is_compiling():
             self.seen.append(len(x))
-            self.latest = x
+            self.times += 1
         return self.norm(self.fc(x))
 
 
@@ -486,6 +492,7 @@ def test_buffers_attributes_and_gradients_are_those_of_one_eager_step() -> None:
         module.zero_grad()
         for layer in module.layers:
             layer.seen.clear()
+            layer.times = 0
     # WHEN one is checked and the other runs a step eager
     checks, _ = check_regions(compilation, lambda: step(model))
     step(twin)
@@ -497,7 +504,7 @@ def test_buffers_attributes_and_gradients_are_those_of_one_eager_step() -> None:
         assert mine.grad is not None
         assert theirs.grad is not None
         assert torch.equal(mine.grad, theirs.grad)
-    assert [layer.seen for layer in model.layers] == [[4]] * 3
+    assert [(layer.seen, layer.times) for layer in model.layers] == [([4], 1)] * 3
     # and no hook or slot is left
     for module in model.modules():
         assert SLOT not in module.__dict__

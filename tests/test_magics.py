@@ -241,6 +241,7 @@ def test_options_reach_the_core(run: Any, shell: InteractiveShell, monkeypatch: 
         "rounds": 3,
         "options": {"a": True, "x": [1.5]},
         "keep": "regional",
+        "check": None,
     }
     # AND WHEN options are JSON, or a variable THEN they are read as such; nothing else is compared if asked so
     run("""%%compile_regional model --options '{"a": true, "b": null}' --compare none\n3""")
@@ -334,17 +335,30 @@ def test_error_in_the_cell_shows_its_own_line(run: Any, shell: InteractiveShell)
     assert "measuring" not in ran.shown[-1]["data"]["text/plain"]
 
 
-def test_error_in_the_cell_shows_the_report_of_what_is_compiled(run: Any, shell: InteractiveShell) -> None:
-    # GIVEN a model that is compiled and has run
-    run("import nbcompile; nbcompile.compile_regions(model, backend='eager'); y = model(**inputs)")
-    # WHEN a cell fails
-    ran = run(f"%%compile_regional model {FAST}\nmodel(**inputs)\nraise KeyError('batch')")
+def test_error_in_the_cell_shows_the_report_of_what_it_compiled(run: Any, shell: InteractiveShell) -> None:
+    # GIVEN a cell that fails once everything is compiled
+    run("import itertools; turns = itertools.count()")
+    body = "model(**inputs)\nif next(turns) == 6:\n    raise KeyError('batch')"
+    # WHEN it runs
+    ran = run(f"%%compile_regional model {FAST} -n 3\n{body}")
     # THEN the error is the user's, the output is the report of what is compiled, and it is compiled still
     assert isinstance(ran.result.error_in_exec, KeyError)
-    assert "----> 3 raise KeyError('batch')" in ran.text
+    assert "raise KeyError('batch')" in ran.text
     report = Report.from_dict(ran.shown[-1]["data"][MIME_TYPE])
-    assert report.groups[0].compiled == 2
-    assert nbcompile.report(shell.user_ns["model"]).groups[0].compiled == 2
+    assert report.groups[0].compiled > 0
+    assert nbcompile.report(shell.user_ns["model"]).settings["strategy"] == "regional"
+
+
+def test_error_in_the_cell_never_shows_an_earlier_cells_report(run: Any, shell: InteractiveShell) -> None:
+    # GIVEN a model that an earlier cell has compiled
+    run("import nbcompile; nbcompile.compile_regions(model, backend='eager'); y = model(**inputs)")
+    # WHEN a cell fails before it has compiled anything
+    ran = run(f"%%compile_regional model {FAST}\nmodel(**inputs)\nraise KeyError('batch')")
+    # THEN the error shows, no report does, and the model is compiled as it was
+    assert isinstance(ran.result.error_in_exec, KeyError)
+    assert "----> 3 raise KeyError('batch')" in ran.text
+    assert all(MIME_TYPE not in shown["data"] for shown in ran.shown)
+    assert nbcompile.report(shell.user_ns["model"]).groups[0].compiled > 0
 
 
 def test_broken_report_does_not_hide_the_users_error(

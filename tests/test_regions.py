@@ -723,8 +723,8 @@ def test_nothing_repeats() -> None:
     # THEN the error says so, lists what was seen, most frequent first, and names both remedies
     assert str(caught.value) == (
         "Holder has no repeated blocks: no two sibling modules of one class that hold parameters and run more than one "
-        "kernel. It holds: Linear x4, Sequential, ReLU, Block. Use compile_model(model) to compile it as a whole, or "
-        "name the blocks yourself: regions=['path.of.a.module', ...]"
+        "kernel. It holds: Linear x4, Sequential, ReLU, Block. Use nbcompile.compile_model(model) to compile it as a "
+        "whole, or name the blocks yourself: nbcompile.compile_regions(model, regions=['path.of.a.module', ...])"
     )
 
 

@@ -85,7 +85,7 @@ class NbcompileMagics(Magics):
         metavar="NAMES",
         default="eager",
         help="""What to measure beside regional compilation, separated by commas: eager, full, or none. Compiling the
-        full model can take minutes. Without eager there is no speed-up and no difference to tell. Default: eager.""",
+        full model can take minutes. Without eager there is no speed-up to tell. Default: eager.""",
     )
     @argument(
         "--check",
@@ -109,8 +109,9 @@ class NbcompileMagics(Magics):
     def compile_regional(self, line: str, cell: str) -> Report | None:
         """Compile a model block by block, run the cell's body with it, and show what it was worth.
 
-        The body is one step: it is run several times, compiled and for comparison uncompiled, and timed. What it
-        assigns stays, as in any cell, and the model stays compiled afterwards (%nbcompile restore takes it back).
+        The body is one step: it is run many times, compiled and for comparison uncompiled, and timed; as with
+        %timeit, each run takes effect, so a training step trains. What it assigns stays, as in any cell, and the model
+        stays compiled afterwards (%nbcompile restore takes it back; %nbcompile report shows the figures again).
         The last value that it computes is compared with that of the uncompiled model.
 
             %%compile_regional model
@@ -129,10 +130,11 @@ class NbcompileMagics(Magics):
                 else evaluate_model(args.model, self.shell)
             )
         output = CellOutput(self.shell, quiet=args.quiet)
+        before = _compilation(model)
         try:
             report = self._measure(model, step, args, settings, output)
         except BaseException as error:
-            _show_so_far(model, error, output)
+            _show_so_far(model, before, error, output)
             _raise_from_cell(error, step)
         if args.output:
             output.end(repr(report))  # the report itself is shown as the cell's result
@@ -329,10 +331,20 @@ def _write_page(report: Report, path: Path, overwrite: bool) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}; name another file") from None
 
 
-def _show_so_far(model: Module, error: BaseException, output: CellOutput) -> None:
-    """Show what a cell that was cut short has compiled, if anything."""
+def _compilation(model: Module) -> object:
+    """The compilation that a model has at present, only to tell it from a later one."""
+    from ..compiler import current
+
+    return current(model)
+
+
+def _show_so_far(model: Module, before: object, error: BaseException, output: CellOutput) -> None:
+    """Show what a cell that was cut short has compiled, if anything; never what an earlier cell has."""
     from ..compiler import report
 
+    if _compilation(model) is before:
+        output.end("stopped")
+        return
     if not isinstance(error, UsageError):  # those are raised before anything happens
         # Nothing may be compiled, which is a UsageError; and no other error in here may take the place of the user's.
         with contextlib.suppress(Exception):

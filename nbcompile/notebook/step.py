@@ -38,7 +38,7 @@ class Step:
             SyntaxError: the body is no Python; the error shows the cell's own line.
         """
         source = _with_own_line_numbers(body, shell.transform_cell(body))
-        self.filename: str = shell.compile.cache(source, shell.execution_count, raw_code=source)
+        self.filename: str = shell.compile.cache(source, _number_of_this_cell(shell), raw_code=source)
         tree = shell.transform_ast(shell.compile.ast_parse(source, self.filename))
         if not tree.body:
             raise UsageError("the cell's body is empty: write the lines that call the model below the first line")
@@ -143,3 +143,9 @@ def _refuse_await(tree: ast.Module) -> None:
                 "cannot await. Await what is needed in an earlier cell and leave only the calls of the model here"
             )
         pending.extend(child for child in ast.iter_child_nodes(node) if not isinstance(child, _SCOPES))
+
+
+def _number_of_this_cell(shell: Any) -> int:
+    """The number that the running cell has: IPython counts on before it runs a cell that it stores."""
+    stored = len(shell.user_ns.get("In", ())) - 1
+    return stored if stored == shell.execution_count - 1 else int(shell.execution_count)

@@ -211,8 +211,8 @@ def speed(report: Report, strategy: Strategy) -> float | None:
 def break_even(report: Report, name: str, strategy: Strategy) -> str:
     """When compiling has paid for itself, in words.
 
-    "never" is only said where later calls are no faster. Without a number of calls and with a gain that the spread can
-    explain, that is the answer; what is left was not measured.
+    Without a number of calls, a difference that the spread can explain is the answer, and else "never" where later
+    calls are slower; what is left was not measured.
     """
     if name == "eager":
         return ABSENT
@@ -223,10 +223,10 @@ def break_even(report: Report, name: str, strategy: Strategy) -> str:
     theirs, ours = amount(eager.steady_seconds) if eager else None, amount(strategy.steady_seconds)
     if eager is None or theirs is None or ours is None:
         return ABSENT
-    if ours >= theirs:
-        return "never"
     spreads = [spread for spread in (amount(eager.steady_spread), amount(strategy.steady_spread)) if spread is not None]
-    return "within spread" if spreads and theirs - ours <= sum(spreads) else ABSENT
+    if spreads and abs(theirs - ours) <= sum(spreads):
+        return "within spread"
+    return "never" if ours >= theirs else ABSENT
 
 
 def describe_bar(section: Section, bar: Bar) -> list[str]:

@@ -327,13 +327,16 @@ def _recompiles(report: Report) -> Table:
 
 
 def _graph_breaks(report: Report) -> Table:
-    alike: dict[tuple[str, str], list[str]] = {}
+    alike: dict[tuple[str, str, str], list[str]] = {}
     for group in report.groups:
         for graph_break in group.graph_breaks:
-            key = clean(graph_break.reason), middle(graph_break.location, 60)
+            key = clean(graph_break.reason), middle(graph_break.location, 60), clean(graph_break.remedy)
             alike.setdefault(key, []).append(graph_break.block)
-    rows = [(_blocks(blocks), count(len(blocks)), where or ABSENT, reason) for (reason, where), blocks in alike.items()]
-    return Table("Graph breaks", ("block", "times", "at", "reason"), "lrll", rows)
+    rows = [
+        (_blocks(blocks), count(len(blocks)), where or ABSENT, reason, remedy or ABSENT)
+        for (reason, where, remedy), blocks in alike.items()
+    ]
+    return Table("Graph breaks", ("block", "times", "at", "reason", "what to do"), "lrlll", rows)
 
 
 def _blocks(paths: Iterable[str]) -> str:
