@@ -361,8 +361,8 @@ def _nothing_repeats(model: nn.Module) -> str:
     listed = ", ".join(f"{name} x{count}" if count > 1 else name for name, count in seen.most_common(12))
     return (
         f"{class_name(model)} has no repeated blocks: no two sibling modules of one class that hold parameters and run "
-        f"more than one kernel. It holds: {listed or 'no modules'}. Use nbcompile.compile_model(model) to compile it as "
-        "a whole, or name the blocks yourself: "
+        f"more than one kernel. It holds: {listed or 'no modules'}. "
+        "Use nbcompile.compile_model(model) to compile it as a whole, or name the blocks yourself: "
         "nbcompile.compile_regions(model, regions=['path.of.a.module', ...])"
     )
 
