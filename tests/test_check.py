@@ -382,28 +382,6 @@ def test_generate(more: dict[str, Any]) -> None:
     assert counters["frames"]["total"] == frames
 
 
-def test_autocast_is_that_of_the_call() -> None:
-    # GIVEN blocks that compute in half precision, but for a part that is exempt from it
-    class Told(Block):
-        def work(self, x: torch.Tensor) -> torch.Tensor:
-            y = self.fc(x)
-            if not torch.compiler.is_compiling():
-                kinds.add(y.dtype)
-            with torch.autocast("cpu", enabled=False):
-                return y.float() @ self.fc.weight
-
-    kinds: set[torch.dtype] = set()
-    model = net(2, Told)
-
-    def step() -> None:
-        with torch.autocast("cpu", torch.bfloat16):
-            model(rows()).sum().backward()
-
-    # THEN the checks do the same, and their backward runs in the precision of its forward
-    assert figures(check(model, step)) == [(0.0, 0.0, False, "")] * 2
-    assert kinds == {torch.bfloat16}
-
-
 def test_blocks_under_checkpointing() -> None:
     # GIVEN blocks that run again in backward
     class Checkpointed(Net):
