@@ -43,7 +43,7 @@ class Region:
         self.block = weakref.ref(block)
         self.group = group
         self.table: dict[Circumstances, Variant] = {}
-        self.hooks = hook_dictionaries(block)
+        self.hooks, self.backward_hooks = hook_dictionaries(block)
         self.index = transformers.own_index(block)
         self.compiled: bool | None = None
         self.eager_reason = ""
@@ -91,7 +91,7 @@ class Region:
                 cause = causes.cause_of(guard, roots, self.forward(), causes.users_line())
                 compiles[position] = dataclasses.replace(compiles[position], cause=cause)
         if block is not None:  # a new guard may mean that modules were exchanged: their hooks are other dictionaries
-            self.hooks = hook_dictionaries(block)
+            self.hooks, self.backward_hooks = hook_dictionaries(block)
             self.index = transformers.own_index(block)
             self.group.__dict__.pop("index_use", None)
         if compiles and compiles[-1].hit_limit:
@@ -111,9 +111,12 @@ class Region:
         if not found:
             return None
         place, cache = found[0]
-        assert self.index is not None  # the caller has looked
+        block = self.block()
+        index = transformers.own_index(block) if block is not None else None  # pruning may have numbered blocks anew
+        if index is None:
+            return None
         why = self.group.index_use or ("the block is handed more than one" if len(found) > 1 else "")
-        narrowed = None if why else transformers.view(cache, self.index, self.group.layers)
+        narrowed = None if why else transformers.view(cache, index, max(self.group.layers, index + 1))
         if narrowed is None:
             why = why or f"{type(cache).__name__} is not a cache that nbcompile knows"
             self.group.note(f"each block selects its own layer of the KV cache, which takes a graph per block ({why})")
@@ -149,6 +152,12 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
             return call_impl(*args, **kwargs)
         given = args, kwargs
         hooks: Sequence[Any] = ()
+        if any(region.backward_hooks):
+            region.ran(False, "it has backward hooks, which compiled code does not always run")
+            return call_impl(*args, **kwargs)
+        if any(isinstance(value, torch.Tensor) and value.is_nested for value in args):
+            region.ran(False, "it was handed a nested tensor, on which the compiler's guards can end the process")
+            return call_impl(*args, **kwargs)
         if any(region.hooks):
             hooks = [hook for dictionary in region.hooks for hook in dictionary.values()]
         put_back, cache_kind = None, ""
@@ -163,6 +172,7 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
             cache_kind,
             tuple([name for name, value in kwargs.items() if value is None]),
             tuple(map(id, hooks)),
+            type(block).forward,
         )
         variant = table.get(circumstances) or region.pick(circumstances, hooks)
         if variant is None:
@@ -207,34 +217,29 @@ def region_of(slot: Any) -> Region | None:
 
 
 
-def hook_dictionaries(block: nn.Module) -> tuple[dict[int, Any], ...]:
-    """Every dictionary in which a hook that concerns this block can appear.
-
-    The compiler does not look at the hooks of inner modules again once it has traced a block, so the border does.
-    ``any()`` over these is the whole cost while there are none.
-    """
-    own = nn.modules.module
-    found: list[dict[int, Any]] = [
-        own._global_forward_hooks,
-        own._global_forward_pre_hooks,
-        own._global_backward_hooks,
-        own._global_backward_pre_hooks,
-    ]
-    for module in block.modules():
-        found += (
-            module._forward_hooks,
-            module._forward_pre_hooks,
-            module._backward_hooks,
-            module._backward_pre_hooks,
-        )
-    return tuple(found)
-
-
 def _gradients(args: tuple[Any, ...]) -> str:
     """Whether the block's input takes part in a gradient, in words for a variant's name."""
     if not args or not isinstance(args[0], torch.Tensor):
         return "gradients on"
     return "input with gradient" if args[0].requires_grad else "input without gradient"
+
+
+Hooks = tuple[dict[int, Any], ...]
+
+
+def hook_dictionaries(block: nn.Module) -> tuple[Hooks, Hooks]:
+    """Every dictionary in which a hook that concerns this block can appear: forward ones, and backward ones.
+
+    The compiler does not look at the hooks of inner modules again once it has traced a block, so the border does.
+    ``any()`` over these is the whole cost while there are none.
+    """
+    own = nn.modules.module
+    forward: list[dict[int, Any]] = [own._global_forward_hooks, own._global_forward_pre_hooks]
+    backward: list[dict[int, Any]] = [own._global_backward_hooks, own._global_backward_pre_hooks]
+    for module in block.modules():
+        forward += (module._forward_hooks, module._forward_pre_hooks)
+        backward += (module._backward_hooks, module._backward_pre_hooks)
+    return tuple(forward), tuple(backward)
 
 
 def _fullgraph_error(region: Region, variant: Variant, error: BaseException) -> CompilationError:

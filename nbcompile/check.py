@@ -176,7 +176,7 @@ def _run(call: Callable[..., Any], block: nn.Module, args: tuple[Any, ...], kwar
         outputs = _tensors(call(*args, **kwargs))
         gradients, gradient_failure = None, ""
         try:
-            gradients = _gradients(outputs, sources, device)
+            gradients = _gradients(outputs, sources)
         except Exception as error:
             gradient_failure = _brief(error)
         after = _random_state(device)
@@ -190,9 +190,7 @@ def _run(call: Callable[..., Any], block: nn.Module, args: tuple[Any, ...], kwar
         )
 
 
-def _gradients(
-    outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], device: torch.device
-) -> list[torch.Tensor | None] | None:
+def _gradients(outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> list[torch.Tensor | None] | None:
     """Gradients of a weighted sum of the outputs; ``None`` if there are none to be had. No ``.grad`` is touched."""
     outputs = [output for output in outputs if output.requires_grad and output.is_floating_point()]
     if not outputs or not sources:
@@ -202,11 +200,9 @@ def _gradients(
         torch.linspace(0.5, 1.5, output.numel(), device=output.device).to(output.dtype).view(output.shape)
         for output in outputs
     ]
-    without_autocast: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    if torch.is_autocast_enabled(device.type):  # backward runs outside of it, as PyTorch's documentation advises
-        without_autocast = torch.autocast(device.type, enabled=False)
-    with without_autocast:
-        return list(torch.autograd.grad(outputs, sources, weights, allow_unused=True))
+    # Autocast stays as it is: compiled code runs backward as it ran forward (torch._functorch.config
+    # .backward_pass_autocast), and the same is to be held against the same.
+    return list(torch.autograd.grad(outputs, sources, weights, allow_unused=True))
 
 
 @contextlib.contextmanager

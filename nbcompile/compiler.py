@@ -251,8 +251,10 @@ def adopt(model: nn.Module, compilation: Compilation) -> None:
 
 
 def _forget(key: int, compilation: weakref.ref[Compilation]) -> None:
-    if _compilations.get(key) is compilation():
-        _compilations.pop(key, None)
+    known = _compilations.get(key)
+    if known is not None and known is compilation():
+        del _compilations[key]
+        known.retire()  # the model is gone, a part of it may live on in another
 
 
 def _settings(

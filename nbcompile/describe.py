@@ -36,7 +36,10 @@ def report(compilation: Compilation) -> Report:
     if compilation.plan is not None:
         result.settings["rest"] = compilation.rest
     reasons = {group.path: group.reason for group in compilation.plan.groups} if compilation.plan else {}
-    result.groups = [_group(group, reasons.get(group.path, "compiled as a whole")) for group in compilation.groups]
+    alive = None if model is None else {id(module) for module in model.modules()}
+    result.groups = [
+        _group(group, reasons.get(group.path, "compiled as a whole"), alive) for group in compilation.groups
+    ]
     compiled_rest = {group.path: group for group in compilation.rest_groups}
     if compilation.plan is not None:
         for part in compilation.plan.rest:
@@ -127,26 +130,28 @@ def region_time(group: Group) -> RegionTime:
     )
 
 
-def _group(group: Group, reason: str) -> GroupReport:
+def _group(group: Group, reason: str, alive: set[int] | None) -> GroupReport:
+    """A group's report; blocks that are no longer in the model (pruned, exchanged) do not count."""
     times = region_time(group)
-    compiled = sum(1 for region in group.regions if region.compiled is True)
+    regions = [region for region in group.regions if alive is None or id(region.block()) in alive]
+    compiled = sum(1 for region in regions if region.compiled is True)
     used = [variant for variant in group.variants if variant.blocks]
     forward = group.regions[0].forward() if group.regions else None
     return GroupReport(
         path=group.path,
         class_name=group.class_name,
-        instances=len(group.regions),
+        instances=len(regions),
         compiled=compiled,
-        eager=len(group.regions) - compiled,
+        eager=len(regions) - compiled,
         variants=[_variant(v, name) for v, name in zip(used, explain.variant_names(used), strict=True)] if used else [],
         compile_seconds=times.seconds,
         recompiles=[again for variant in used for again in _recompiles(variant, forward)],
         graph_breaks=_breaks(used),
         phases=times.phases,
-        blocks=[region.path for region in group.regions],
+        blocks=[region.path for region in regions],
         reason=reason,
         graphs=times.graphs,
-        eager_reason=_eager_reason(group.regions),
+        eager_reason=_eager_reason(regions),
         failure=next((variant.failure for variant in used if variant.failure), ""),
     )
 

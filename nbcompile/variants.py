@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import logging
 import threading
 import types
 import warnings
@@ -84,6 +85,7 @@ class Circumstances(NamedTuple):
         cache: the kind of layer of a KV cache that the block is handed; ``""`` without one.
         absent: names of the arguments that are ``None``.
         hooks: ids of the hooks in force: traced code holds the hooks that it was traced with.
+        forward: the class's forward: nothing in traced code would notice that it is replaced.
     """
 
     training: bool
@@ -91,6 +93,7 @@ class Circumstances(NamedTuple):
     cache: str
     absent: tuple[str, ...]
     hooks: tuple[int, ...] = ()
+    forward: Any = None
 
 
 class Variant:
@@ -211,7 +214,10 @@ class Group:
         if message not in self._warned:
             self._warned.add(message)
             where = f"{self.path or 'the model'} ({self.class_name})"
-            warnings.warn(f"{where}: {message}", CompilationWarning, stacklevel=2)
+            try:
+                warnings.warn(f"{where}: {message}", CompilationWarning, stacklevel=2)
+            except CompilationWarning:  # warnings are errors in this process; the model still has to run
+                logging.getLogger("nbcompile").warning("%s: %s", where, message)
 
 
 def all_variants(groups: Sequence[Group]) -> Iterator[Variant]:

@@ -353,11 +353,13 @@ def test_another_shape_is_a_drift_without_a_figure() -> None:
 # -- models of many kinds ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("build", "gradients"), [(llama, False), (llama, True), (t5, True)])
-def test_blocks_with_a_kv_cache(build: Any, gradients: bool) -> None:
+@pytest.mark.parametrize(
+    ("build", "gradients", "backend"), [(llama, False, "eager"), (llama, True, BACKEND), (t5, True, "eager")]
+)
+def test_blocks_with_a_kv_cache(build: Any, gradients: bool, backend: str) -> None:
     model, inputs = build(3)
     with torch.set_grad_enabled(gradients):
-        checks = check(model, lambda: model(**inputs))
+        checks = check(model, lambda: model(**inputs), backend)
     assert len(checks) == (3 if build is llama else 6)
     assert all(c.note == "" and not c.drifts and c.max_abs_diff is not None for c in checks), checks
     assert all((c.max_abs_grad_diff is not None) is gradients for c in checks), checks
@@ -371,7 +373,7 @@ def test_generate(more: dict[str, Any]) -> None:
     def step() -> torch.Tensor:
         return model.generate(**inputs, max_new_tokens=2, do_sample=False, eos_token_id=None, **more)
 
-    compilation = compiled(model, step)
+    compilation = compiled(model, step, "eager")
     expected, frames = step(), counters["frames"]["total"]
     tokens = []
     # WHEN it is checked
@@ -380,6 +382,29 @@ def test_generate(more: dict[str, Any]) -> None:
     assert all(c.max_abs_diff is not None and not c.drifts and c.note == "" for c in checks), checks
     assert torch.equal(tokens[0], expected)
     assert counters["frames"]["total"] == frames
+
+
+def test_autocast_is_that_of_the_call() -> None:
+    # GIVEN blocks that compute in half precision, but for a part that is exempt from it, and a backward under autocast,
+    # which is what the compiler takes it to be (torch._functorch.config.backward_pass_autocast)
+    class Told(Block):
+        def work(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.fc(x)
+            if not torch.compiler.is_compiling():
+                kinds.add(y.dtype)
+            with torch.autocast("cpu", enabled=False):
+                return y.float() @ self.fc.weight
+
+    kinds: set[torch.dtype] = set()
+    model = net(2, Told)
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            model(rows()).sum().backward()
+
+    # THEN the checks do the same, backward too
+    assert figures(check(model, step)) == [(0.0, 0.0, False, "")] * 2
+    assert kinds == {torch.bfloat16}
 
 
 def test_blocks_under_checkpointing() -> None:
@@ -411,18 +436,28 @@ def test_blocks_that_work_in_place() -> None:
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-def test_inputs_keep_their_layout_so_that_nothing_compiles_anew(gradients: bool) -> None:
-    # GIVEN blocks whose input is a slice of something larger, stretched, or laid out column by column
-    class Slicing(Net):
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        [lambda x: x.t().contiguous().t() + 0],  # column by column
+        [  # views, of which the compiler makes dynamic sizes after a while
+            lambda x: x + 0,
+            lambda x: torch.cat([x, x], -1)[:1, WIDTH:].expand(3, WIDTH),
+            lambda x: torch.stack([x, x], -1)[..., 0],
+        ],
+    ],
+    ids=["columns", "views"],
+)
+def test_inputs_keep_their_layout_so_that_nothing_compiles_anew(layouts: Any, gradients: bool) -> None:
+    # GIVEN blocks whose input is laid out in other ways than row by row
+    class LaidOut(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for layer in self.layers:
-                wide = torch.cat([x, x], -1)
-                x = layer(wide[:, :WIDTH] + 0) + layer(wide[:1, WIDTH:].expand(3, WIDTH))
-                x = layer(torch.stack([x, x], -1)[..., 0])
-                x = layer(x.t().contiguous().t() + 0)
+                for layout in layouts:
+                    x = layer(layout(x))
             return x
 
-    model = net(2, kind=Slicing)
+    model = net(2, kind=LaidOut)
     x = rows(3).requires_grad_(gradients)
 
     def step() -> None:
@@ -431,6 +466,7 @@ def test_inputs_keep_their_layout_so_that_nothing_compiles_anew(gradients: bool)
 
     compilation = compiled(model, step)
     frames = counters["frames"]["total"]
+    # WHEN they are checked THEN the copies are laid out likewise
     checks, _ = check_regions(compilation, step)
     assert counters["frames"]["total"] == frames
     assert all(c.max_abs_diff == 0.0 for c in checks)

@@ -626,3 +626,64 @@ def test_another_compile_with_the_same_id_is_not_taken_for_ours() -> None:
     # THEN its report knows of that compile only
     (group,) = nbcompile.report(model).groups
     assert group.graphs == 1
+
+
+def test_a_class_whose_forward_is_replaced_runs_the_new_one() -> None:
+    class Replaced(Block):
+        pass
+
+    model, x = net(3, Replaced), rows()
+    nbcompile.compile_regions(model, backend=BACKEND)
+    model(x)
+    Replaced.forward = lambda self, x: x * 3  # type: ignore[method-assign]
+    torch.testing.assert_close(model(x), x * 27)
+
+
+def test_blocks_with_backward_hooks_run_eager_and_keep_them_all() -> None:
+    # GIVEN two backward hooks, one on a block and one inside another
+    model, x, seen = net(4), rows().requires_grad_(), []
+    model.layers[1].register_full_backward_hook(lambda m, gi, go: seen.append("block"))
+    model.layers[2].fc.register_full_backward_hook(lambda m, gi, go: (gi[0] * 2,))
+
+    def gradient() -> torch.Tensor:
+        with torch.enable_grad():
+            return torch.autograd.grad(model(x).sum(), x)[0]
+
+    expected = gradient()
+    # WHEN the model is compiled, THEN both act, and the report tells of the two blocks
+    nbcompile.compile_regions(model, backend=BACKEND)
+    torch.testing.assert_close(gradient(), expected)
+    assert seen == ["block", "block"]
+    assert counts(model) == (4, 2, 2)
+    assert "backward hooks" in nbcompile.report(model).groups[0].eager_reason
+
+
+def test_pruned_blocks_leave_the_report() -> None:
+    model = net(6)
+    nbcompile.compile_regions(model, backend=BACKEND)
+    model(rows())
+    model.layers = model.layers[:3]
+    model(rows())
+    assert counts(model) == (3, 3, 0)
+
+
+def test_a_part_that_outlives_its_model_can_be_restored() -> None:
+    encoder = net(3)
+    whole = nn.Sequential(encoder, nn.Linear(WIDTH, WIDTH))
+    nbcompile.compile_regions(whole, backend=BACKEND)
+    whole(rows())
+    del whole
+    gc.collect()
+    assert all("_compiled_call_impl" not in vars(module) for module in encoder.modules())
+
+
+def test_warnings_as_errors_do_not_stop_the_model() -> None:
+    def broken(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no kernels")
+
+    model = net()
+    expected = model(rows())
+    nbcompile.compile_regions(model, backend=broken)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(model(rows()), expected)

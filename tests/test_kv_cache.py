@@ -324,3 +324,19 @@ def test_what_a_block_sets_on_its_view_is_set_on_the_cache() -> None:
     put_back(None)
     assert cache.tokens_seen == 4
     assert len(cache.layers) == 1
+
+
+def test_layers_pruned_and_numbered_anew_use_their_new_index() -> None:
+    # GIVEN a compiled model that has generated
+    model, inputs = llama(5)
+    nbcompile.compile_regions(model, backend=BACKEND)
+    model.generate(**inputs, **SETTINGS)
+    # WHEN layers are taken out and the others numbered anew
+    model.model.layers = model.model.layers[2:]
+    model.config.num_hidden_layers = 3
+    for index, layer in enumerate(model.model.layers):
+        layer.self_attn.layer_idx = index
+    with nbcompile.eager(model):
+        expected = model.generate(**inputs, **SETTINGS)
+    # THEN it generates what eager does
+    assert torch.equal(model.generate(**inputs, **SETTINGS), expected)

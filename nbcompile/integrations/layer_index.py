@@ -70,9 +70,15 @@ def _functions(block: nn.Module) -> Iterator[Any]:
             seen.add(base)
             yield from (member for name, member in vars(base).items() if name != "__init__")
             beside = vars(sys.modules.get(base.__module__, sys)).values()
-            for function in list(beside):
-                if isinstance(function, types.FunctionType) and function.__module__ == base.__module__:
-                    yield function
+            for helper in list(beside):
+                if isinstance(helper, types.FunctionType):
+                    yield helper
+                elif isinstance(helper, type) and helper.__module__ == base.__module__ and not _is_module(helper):
+                    yield from vars(helper).values()
+
+
+def _is_module(kind: type) -> bool:
+    return issubclass(kind, nn.Module)  # a module has an index of its own, and is judged where it is a block's part
 
 
 def _attention_function(module: nn.Module) -> Any:
@@ -163,6 +169,8 @@ def _asks_another_layer(node: ast.AST) -> bool:
         return not _is_of_self(node.func) and not any(_is_own(argument) for argument in given)
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "layers":
         return not _is_of_self(node.value) and not _is_own(node.slice)
+    if isinstance(node, ast.Attribute) and node.attr == "layers" and not _is_of_self(node):  # all of them, in a loop
+        return not isinstance(node.parent, ast.Subscript)  # type: ignore[attr-defined]
     return False
 
 
