@@ -183,7 +183,7 @@ def test_empty_sections_are_absent() -> None:
     [
         (0.5, 0.01, 1, "1 call"),
         (0.5, 0.01, 12, "12 calls"),
-        (1.0, 0.01, None, "never"),
+        (1.0, 0.01, None, "within spread"),
         (1.5, 0.01, None, "never"),
         (0.99, 0.01, None, "within spread"),
         (0.5, 0.01, None, "–"),
