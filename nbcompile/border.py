@@ -214,9 +214,6 @@ def region_of(slot: Any) -> Region | None:
     return getattr(slot, "region", None)
 
 
-
-
-
 def _gradients(args: tuple[Any, ...]) -> str:
     """Whether the block's input takes part in a gradient, in words for a variant's name."""
     if not args or not isinstance(args[0], torch.Tensor):

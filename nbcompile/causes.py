@@ -12,7 +12,7 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from . import explain
 
 _PREFIX = re.compile(r"^\d+/\d+(_\d+)?: ")
 _LOCAL = re.compile(r"L\['(\w+)'\]")
+#: How the compiler names what the code up to a graph break hands to the code behind it.
+_COMPUTED = re.compile(r"(?:___as_tensor\()?___stack\d+.*")
 _MISSING = object()
 
 #: What the compiler's words for the process's state mean, and what to do about a change of each.
@@ -49,9 +51,7 @@ _DTYPES = {
     "ComplexFloat": "complex64",
     "ComplexDouble": "complex128",
 }
-_NUMBER_REMEDY = (
-    "each value of a Python number is compiled apart; if it changes from call to call, pass it as a tensor"
-)
+_NUMBER_REMEDY = "each value of a Python number is compiled apart; if it changes from call to call, pass it as a tensor"
 _VALUE_REMEDY = "each value is compiled apart; keep to a few of them"
 _ATTRIBUTE_REMEDY = (
     "a block's attributes are taken as constants; set it before the first call, or keep what changes in a buffer"
@@ -94,6 +94,8 @@ def cause_of(guard: str, roots: Mapping[str, Any], forward: Callable[..., Any] |
     text = _LOCAL.sub(r"\1", text.split("  # ")[0].strip())
 
     def named(source: str) -> str:
+        if _COMPUTED.fullmatch(source):
+            return "a value computed just before a graph break"
         variable = re.fullmatch(r"G\['[^']+'\]\.(.+)", source)
         return f"the global {variable[1]}" if variable else explain.guard(source, forward)
 
@@ -123,7 +125,7 @@ def users_line() -> str:
             frame = frame.f_back
             continue
         file = code.co_filename
-        if _cell(file) or not (file.startswith(_NOT_THE_USERS) or file.startswith("<")):
+        if _is_users(file):
             return place(file, frame.f_lineno)
         frame = frame.f_back
     return ""
@@ -133,6 +135,23 @@ def place(file: str, line: int) -> str:
     """A place in code: ``Cell In[3], line 2`` in a notebook, ``folder/file.py:2`` elsewhere."""
     cell = _cell(file)
     return f"{cell}, line {line}" if cell else f"{os.sep.join(file.split(os.sep)[-2:])}:{line}"
+
+
+def place_in(stack: Sequence[tuple[str, int]]) -> str:
+    """The place of a stack's innermost line, and the user's own line that led there if it is in a library's code.
+
+    Args:
+        stack: files and lines, outermost first.
+    """
+    if not stack:
+        return ""
+    innermost = place(*stack[-1])
+    own = next((place(*entry) for entry in reversed(stack) if _is_users(entry[0])), innermost)
+    return innermost if own == innermost else f"{innermost}, called from {own}"
+
+
+def _is_users(file: str) -> bool:
+    return bool(_cell(file)) or not (file.startswith(_NOT_THE_USERS) or file.startswith("<"))
 
 
 def _is_method_of(kind: type, code: types.CodeType) -> bool:
@@ -216,13 +235,31 @@ def _equals(match: re.Match[str], named: Named, now: Now) -> Told:
     value = now(source)
     new = "" if value is _MISSING else _short(value)
     words = f"{named(source)} was {old} when it was compiled" + (f" and is {new} now" if new else " and has changed")
-    if source.startswith("block"):
+    if _COMPUTED.fullmatch(source):
+        remedy = "it is taken as a constant; keep it in a tensor, or compute it outside of the block"
+    elif source.startswith("block"):
         remedy = _ATTRIBUTE_REMEDY
     elif source.startswith("G["):
         remedy = "a global variable is taken as a constant; pass it as an argument, as a tensor if it changes often"
     else:
         remedy = _NUMBER_REMEDY if re.fullmatch(r"-?[\d.e+-]+", old) else _VALUE_REMEDY
     return words, old, new, remedy
+
+
+def _sizes(match: re.Match[str], named: Named, now: Now) -> Told:
+    words = f"sizes are not as they were when it was compiled: {named(match[1])}"
+    return words, "", "", "sizes that fit together otherwise are compiled apart; pad to a few sizes"
+
+
+def _range(match: re.Match[str], named: Named, now: Now) -> Told:
+    source, sign, bound = match.groups()
+    value = now(source)
+    new = "" if value is _MISSING else _short(value)
+    words = f"{named(source)} was {sign} {bound} when it was compiled" + (
+        f" and is {new} now" if new else " and is not now"
+    )
+    remedy = "a condition on a Python number is settled once; decide before the block, or use torch.where on a tensor"
+    return words, f"{sign} {bound}", new, remedy
 
 
 def _length(match: re.Match[str], named: Named, now: Now) -> Told:
@@ -263,6 +300,11 @@ def _alias(match: re.Match[str], named: Named, now: Now) -> Told:
     return words, was, is_now, "pass one object in both places each time, or never"
 
 
+def _gone(match: re.Match[str], named: Named, now: Now) -> Told:
+    words = f"an object that it was compiled for is gone: {named(match[1])}"
+    return words, "", "", "keep the object, and hand in the same one at each call"
+
+
 def _state(match: re.Match[str], named: Named, now: Now) -> Told:
     for name, (words, remedy) in _STATE.items():
         if name in match[1]:
@@ -284,6 +326,7 @@ _PATTERNS: tuple[tuple[str, Callable[[re.Match[str], Named, Now], Told]], ...] =
     (r"tensor '(.+?)' requires_grad mismatch\. expected requires_grad=(\d)", _requires_grad),
     (r"tensor '(.+?)' dispatch key set mismatch", _dispatch_keys),
     (r"expected type of '(.+)' to be a tensor type, ' but found <class '(.+?)'>", _no_tensor),
+    (r"Cache line invalidated because (.+) got deallocated", _gone),
     (r"GLOBAL_STATE changed: (.+)", _state),
     (r"___check_torch_function_mode_stack", _mode_stack),
     (rf"___check_type_id\({_SOURCE}, \d+\), type=<class '(.+?)'>", _type),
@@ -293,6 +336,8 @@ _PATTERNS: tuple[tuple[str, Callable[[re.Match[str], Named, Now], Told]], ...] =
     (r"^not kwargs$", _arguments),
     (rf"^{_SOURCE} == (.+)$", _equals),
     (rf"^{_SOURCE} is (not )?{_SOURCE}$", _alias),
+    (r"^(.*\.size\(\)\[\d+\].*)$", _sizes),
+    (rf"^{_SOURCE} (<|<=|>|>=|!=) (-?[\d.]\S*)$", _range),
 )
 
 

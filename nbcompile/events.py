@@ -18,11 +18,8 @@ from typing import Any, Protocol
 
 import torch._dynamo.utils
 
-from . import causes
+from . import breaks, causes
 from .causes import Cause
-
-#: Characters of the compiler's text that are kept.
-_LONGEST = 300
 
 
 @dataclass(frozen=True)
@@ -237,16 +234,8 @@ def split(seconds: Callable[[str], float], *, wall: float, forward: bool) -> dic
 
 
 def _break(reason: Any, block: str) -> Break:
-    """A graph break from the compiler's record: a headline, then lines such as ``Explanation: ...``, ``Hint: ...``."""
-    lines = [line.strip() for line in str(reason.reason).splitlines() if line.strip()]
-    words = lines[0] if lines else ""
-    explanation = _labelled(lines, "Explanation:")
-    if explanation:
-        words = f"{words}: {explanation}"
+    """A graph break from the compiler's record, at a line that is not this package's."""
+    told = breaks.explain_break(str(reason.reason))
     stack = [frame for frame in reason.user_stack if "nbcompile" not in Path(frame.filename).parts[-2:]]
-    location = causes.place(stack[-1].filename, stack[-1].lineno or 0) if stack else ""
-    return Break(block, words[:_LONGEST], location, _labelled(lines, "Hint:")[:_LONGEST])
-
-
-def _labelled(lines: list[str], label: str) -> str:
-    return next((line.removeprefix(label).strip() for line in lines if line.startswith(label)), "")
+    location = causes.place_in([(frame.filename, frame.lineno or 0) for frame in stack])
+    return Break(block, told.reason, location, told.remedy)
