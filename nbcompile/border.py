@@ -43,12 +43,18 @@ class Region:
         self.block = weakref.ref(block)
         self.group = group
         self.table: dict[Circumstances, Variant] = {}
-        self.hooks, self.backward_hooks = hook_dictionaries(block)
-        self.index = transformers.own_index(block)
+        registrations.watch()
+        self.look_at(block)
         self.compiled: bool | None = None
         self.eager_reason = ""
         self.retired = False
         group.regions.append(self)
+
+    def look_at(self, block: nn.Module) -> None:
+        """Take note of what of the block the border relies on: again whenever modules may have been exchanged."""
+        self.registrations = registrations.count
+        self.hooks, self.backward_hooks = hook_dictionaries(block)
+        self.index = transformers.own_index(block)
 
     def pick(self, circumstances: Circumstances, hooks: Sequence[Any]) -> Variant | None:
         """The variant for this call; ``None`` if the block had better run eager."""
@@ -90,9 +96,8 @@ class Region:
                 roots = {"block": block, "args": args, "kwargs": kwargs}
                 cause = causes.cause_of(guard, roots, self.forward(), causes.users_line())
                 compiles[position] = dataclasses.replace(compiles[position], cause=cause)
-        if block is not None:  # a new guard may mean that modules were exchanged: their hooks are other dictionaries
-            self.hooks, self.backward_hooks = hook_dictionaries(block)
-            self.index = transformers.own_index(block)
+        if block is not None:  # a new guard may mean that modules were taken away: their hooks no longer count
+            self.look_at(block)
             self.group.__dict__.pop("index_use", None)
         if compiles and compiles[-1].hit_limit:
             remedy = (compiles[-1].cause and compiles[-1].cause.remedy) or explain.RECOMPILE_REMEDY
@@ -150,6 +155,8 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
     def border(*args: Any, **kwargs: Any) -> Any:
         if is_compiling() or is_tracing():  # someone compiles or traces the model around us: be invisible
             return call_impl(*args, **kwargs)
+        if region.registrations != registrations.count:
+            region.look_at(block)
         given = args, kwargs
         hooks: Sequence[Any] = ()
         if any(region.backward_hooks):
@@ -212,6 +219,42 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
 def region_of(slot: Any) -> Region | None:
     """The region whose border a slot holds; ``None`` if it holds someone else's function, or nothing."""
     return getattr(slot, "region", None)
+
+
+def make_passage(block: nn.Module, region: Region) -> Callable[..., Any]:
+    """A function for the block's slot that runs it uncompiled, and takes note of that."""
+    call_impl: Callable[..., Any] = block._call_impl
+
+    def passage(*args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            region.ran(False, "it was called under nbcompile.eager")
+        return call_impl(*args, **kwargs)
+
+    passage.is_passage = True  # type: ignore[attr-defined]
+    return passage
+
+
+def is_passage(slot: Any) -> bool:
+    """Whether a slot holds what :func:`make_passage` made."""
+    return getattr(slot, "is_passage", False)
+
+
+class _Registrations:
+    """Counts the modules that become parts of others, anywhere in the process: a block may have got one with hooks."""
+
+    count = 0
+
+    def watch(self) -> None:
+        """Begin to count; once a process."""
+        if not self.count:
+            self.count = 1
+            nn.modules.module.register_module_module_registration_hook(self._note)
+
+    def _note(self, module: nn.Module, name: str, part: nn.Module | None) -> None:
+        self.count += 1
+
+
+registrations = _Registrations()
 
 
 def _gradients(args: tuple[Any, ...]) -> str:

@@ -130,7 +130,7 @@ def _put_back(model: nn.Module) -> Iterator[_Outcome]:
     """Take whatever is compiled off the model and put it back at the end, however that comes."""
     outcome = _Outcome()
     try:
-        with compiler.eager(model):
+        with compiler.taken_off(model):
             yield outcome
     finally:
         if outcome.kept is not None:

@@ -23,7 +23,7 @@ from typing import Any
 from torch import nn
 
 from . import describe, events
-from .border import Region, make_border, region_of
+from .border import Region, is_passage, make_border, make_passage, region_of
 from .errors import UsageError
 from .plugin import Backend, TorchDynamoPlugin
 from .regions import RegionPlan, check_model, class_name, plan_regions
@@ -68,6 +68,7 @@ class Compilation:
         model = self.model()
         assert model is not None  # called while the caller holds it
         group = Group(path, class_name(model.get_submodule(blocks[0])), self.plugin, self._identity)
+        group.known.update(model.get_submodule(path).children())
         groups.append(group)
         for name in blocks:
             Region(name, model.get_submodule(name), group)
@@ -91,6 +92,8 @@ class Compilation:
             return
         for block, region in self.regions():
             before = block.__dict__.get(SLOT)
+            if is_passage(before):
+                before = None
             if region_of(before) is not region:
                 # The slot alone holds the border, which holds the block: kept here, a model would never be freed.
                 block.__dict__[SLOT] = make_border(block, region, before)
@@ -209,10 +212,28 @@ def eager(model: nn.Module) -> Iterator[nn.Module]:
     That holds for whatever fills the slots of its modules for compiled calls: this package, for the model or a part of
     it, and ``nn.Module.compile``.
     """
+    with taken_off(model) as slots:
+        passages = []
+        for module, slot in slots:
+            region = region_of(slot)
+            if region is not None:  # so that the report knows what ran
+                module.__dict__[SLOT] = passage = make_passage(module, region)
+                passages.append((module, passage))
+        try:
+            yield model
+        finally:
+            for module, passage in passages:
+                if module.__dict__.get(SLOT) is passage:
+                    del module.__dict__[SLOT]
+
+
+@contextlib.contextmanager
+def taken_off(model: nn.Module) -> Iterator[list[tuple[nn.Module, Any]]]:
+    """Empty the slots of a model's modules inside a ``with`` block: the same as :func:`eager`, and nothing is noted."""
     check_model(model)
     taken = [(module, module.__dict__.pop(SLOT)) for module in model.modules() if SLOT in module.__dict__]
     try:
-        yield model
+        yield taken
     finally:
         for module, slot in taken:
             region = region_of(slot)

@@ -36,9 +36,8 @@ def report(compilation: Compilation) -> Report:
     if compilation.plan is not None:
         result.settings["rest"] = compilation.rest
     reasons = {group.path: group.reason for group in compilation.plan.groups} if compilation.plan else {}
-    alive = None if model is None else {id(module) for module in model.modules()}
     result.groups = [
-        _group(group, reasons.get(group.path, "compiled as a whole"), alive) for group in compilation.groups
+        _group(group, reasons.get(group.path, "compiled as a whole"), model) for group in compilation.groups
     ]
     compiled_rest = {group.path: group for group in compilation.rest_groups}
     if compilation.plan is not None:
@@ -130,39 +129,44 @@ def region_time(group: Group) -> RegionTime:
     )
 
 
-def _group(group: Group, reason: str, alive: set[int] | None) -> GroupReport:
-    """A group's report; blocks that are no longer in the model (pruned, exchanged) do not count."""
+def _group(group: Group, reason: str, model: nn.Module | None) -> GroupReport:
+    """A group's report. Blocks that are no longer in the model do not count; those that were added since run eager."""
     times = region_time(group)
+    alive = None if model is None else {id(module) for module in model.modules()}
     regions = [region for region in group.regions if alive is None or id(region.block()) in alive]
+    added = [] if model is None else _added(group, model)
     compiled = sum(1 for region in regions if region.compiled is True)
     used = [variant for variant in group.variants if variant.blocks]
     forward = group.regions[0].forward() if group.regions else None
     return GroupReport(
         path=group.path,
         class_name=group.class_name,
-        instances=len(regions),
+        instances=len(regions) + len(added),
         compiled=compiled,
-        eager=len(regions) - compiled,
-        variants=[_variant(v, name) for v, name in zip(used, explain.variant_names(used), strict=True)] if used else [],
+        eager=len(regions) + len(added) - compiled,
+        variants=[_variant(v, name, forward) for v, name in zip(used, explain.variant_names(used), strict=True)]
+        if used
+        else [],
         compile_seconds=times.seconds,
         recompiles=[again for variant in used for again in _recompiles(variant, forward)],
         graph_breaks=_breaks(used),
         phases=times.phases,
-        blocks=[region.path for region in regions],
+        blocks=[*(region.path for region in regions), *added],
         reason=reason,
         graphs=times.graphs,
-        eager_reason=_eager_reason(regions),
+        eager_reason=_eager_reason(regions, len(added)),
         failure=next((variant.failure for variant in used if variant.failure), ""),
     )
 
 
-def _variant(variant: Variant, name: str) -> VariantReport:
+def _variant(variant: Variant, name: str, forward: Any) -> VariantReport:
     compiles = variant.log.compiles
     return VariantReport(
         name=name,
         instances=len(variant.blocks),
         graphs=sum(1 for done in compiles if done.made_graph and done.forward),
         compile_seconds=sum(done.seconds for done in compiles),
+        dynamic=[explain.dynamic_words(sources, forward) for sources in variant.dynamic],
     )
 
 
@@ -183,8 +187,21 @@ def _breaks(variants: Sequence[Variant]) -> list[GraphBreak]:
     return [GraphBreak(**vars(broken)) for broken in found]
 
 
-def _eager_reason(regions: Sequence[Region]) -> str:
+def _added(group: Group, model: nn.Module) -> list[str]:
+    """Paths of blocks that came to the group's container after it was compiled."""
+    try:
+        container = model.get_submodule(group.path)
+    except AttributeError:  # the container itself has been taken away
+        return []
+    kinds = {type(region.block()) for region in group.regions}
+    new = [name for name, module in container.named_children() if type(module) in kinds and module not in group.known]
+    return [".".join(part for part in (group.path, name) if part) for name in new]
+
+
+def _eager_reason(regions: Sequence[Region], added: int) -> str:
     reasons: Counter[str] = Counter()
+    if added:
+        reasons["added after the model was compiled: compile it again"] = added
     for region in regions:
         if region.compiled is None:
             reasons["not called yet, or called as block.forward(...), which bypasses hooks and compiled code"] += 1

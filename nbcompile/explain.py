@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from . import cache
 
 RECOMPILE_REMEDY = (
@@ -36,6 +38,39 @@ def guarded_attributes(entries: Sequence[Any]) -> Iterator[tuple[str, object]]:
         plain = entry.has_value and isinstance(entry.value, _PLAIN)
         if plain and entry.guard_type in ("CONSTANT_MATCH", "EQUALS_MATCH") and _steps(source) is not None:
             yield source, entry.value
+
+
+def dynamic_inputs(graph: torch.fx.GraphModule) -> list[list[str]]:
+    """What a graph takes as it comes: sources of sizes and numbers, those that are always equal in one list.
+
+    Args:
+        graph: what Dynamo hands to a backend. Its inputs carry their source and an example, in which a size that may
+            change is no plain number (``meta["grapharg"]`` and ``meta["example_value"]``; checked on torch 2.11, 2.13).
+    """
+    alike: dict[str, list[str]] = {}
+    for node in graph.graph.nodes:
+        source = getattr(node.meta.get("grapharg"), "source", None)
+        example = node.meta.get("example_value")
+        if node.op != "placeholder" or source is None:
+            continue
+        name = _LOCAL.sub(r"\1", str(source.name() if callable(source.name) else source.name))
+        if isinstance(example, torch.Tensor):
+            for dimension, size in enumerate(example.shape):
+                if type(size) is not int:  # isinstance would do, but a type checker believes torch's annotation
+                    alike.setdefault(str(size), []).append(f"{name}.size()[{dimension}]")
+        elif (
+            isinstance(example, (torch.SymInt, torch.SymFloat)) and ".size()[" not in name and ".stride()[" not in name
+        ):
+            alike.setdefault(str(example), []).append(name)
+    return list(alike.values())
+
+
+def dynamic_words(sources: Sequence[str], forward: Callable[..., Any] | None) -> str:
+    """Sources that change together, in the user's words: ``dimension 1 of hidden_states and of 2 more inputs``."""
+    first, *others = [guard(source, forward) for source in sources]
+    size = re.fullmatch(r"(.+)\.size\(\)\[(\d+)\]", first)
+    words = f"dimension {size[2]} of {size[1]}" if size else first
+    return words + (f" (and {len(others)} more that go with it)" if others else "")
 
 
 def read(block: object, source: str) -> object:

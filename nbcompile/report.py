@@ -54,12 +54,14 @@ class Variant:
         instances: number of blocks that use it.
         graphs: number of graphs the compiler made for it, forward only.
         compile_seconds: wall time spent compiling it, backward included.
+        dynamic: sizes and numbers that its newest version takes as they come, such as ``dimension 1 of x``.
     """
 
     name: str
     instances: int
     graphs: int = 0
     compile_seconds: float = 0.0
+    dynamic: list[str] = field(default_factory=list)
 
 
 @dataclass

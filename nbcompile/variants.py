@@ -105,6 +105,7 @@ class Variant:
         guarded: attributes of the block that the compiler relied on, each with the values it was compiled for.
         blocks: paths of the blocks that use it.
         log: what the compiler did for it.
+        dynamic: what its newest graph takes as it comes, see ``explain.dynamic_inputs``.
         failure: the compiler's message, if it failed.
         broken: whether it is of no use: its blocks run eager.
     """
@@ -119,6 +120,7 @@ class Variant:
         self.guarded: dict[str, set[tuple[type, object]]] = {}
         self.blocks: set[str] = set()
         self.log = events.Log()
+        self.dynamic: list[list[str]] = []
         self.failure = ""
         self.broken = False
         self.most_graphs_run = 0
@@ -170,6 +172,7 @@ class Group:
         self.plugin = plugin
         self.variants: list[Variant] = []
         self.regions: list[Region] = []
+        self.known: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # what the container held when it was compiled
         self.notes: dict[str, None] = {}
         self._warned: set[str] = set()
 
@@ -258,6 +261,8 @@ class _Backend:
         variant = self._variant()
         if variant is not None:
             events.claim(variant, call.block)
+            if call.breaks == events.breaks_seen():  # behind a graph break inputs are no longer the block's
+                variant.dynamic = explain.dynamic_inputs(graph)
         try:
             compiled = self._inner(graph, inputs)
             return _counted(compiled) if events.breaks_seen() != call.breaks else compiled

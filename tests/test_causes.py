@@ -30,7 +30,9 @@ class Block(nn.Module):
         self.flag, self.names, self.activation = 1, ["a"], torch.relu
         self.register_buffer("offset", torch.ones(WIDTH))
 
-    def forward(self, x: torch.Tensor, scale: Any = 1, mode: str = "a", table: Any = (), parts: Any = ()) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, scale: Any = 1, mode: str = "a", table: Any = (), parts: Any = ()
+    ) -> torch.Tensor:
         y = self.fc(x) * scale
         if mode == "a":
             y = y + 1

@@ -15,6 +15,7 @@ from torch import nn
 
 import nbcompile
 from nbcompile import CompilationError, CompilationWarning, UsageError
+from nbcompile.compiler import SLOT
 from tests.blocks import WIDTH, Block, BreakingBlock, DirectNet, NumberedBlock, net, ran_eager, rows
 
 BACKEND = "aot_eager"
@@ -131,12 +132,7 @@ def test_two_models_of_one_class_do_not_mix(compile_it: Any) -> None:
 
 def test_a_class_defined_anew_is_compiled_anew() -> None:
     # GIVEN the cell that defines a block, run again with another factor: source known to no file
-    cell = (
-        "class B(Block):\n"
-        "    def forward(self, x):\n"
-        "        return x + {factor} * self.fc(x)\n"
-        "model = net(3, B)\n"
-    )
+    cell = "class B(Block):\n    def forward(self, x):\n        return x + {factor} * self.fc(x)\nmodel = net(3, B)\n"
     x = rows()
     for factor in range(1, 12):
         namespace: dict[str, Any] = {"Block": Block, "net": net}
@@ -414,9 +410,9 @@ def test_hooks_registered_anew_at_each_call_run_eager_in_the_end() -> None:
     with pytest.warns(CompilationWarning, match="hooks are new at each call"):
         for turn in range(12):
             handle = model.layers[0].fc.register_forward_hook(lambda module, args, out, turn=turn: out * turn)
-            result = model(x)
             with nbcompile.eager(model):
-                torch.testing.assert_close(result, model(x))
+                expected = model(x)
+            torch.testing.assert_close(model(x), expected)
             handle.remove()
     assert counts(model) == (4, 3, 1)
     torch.testing.assert_close(model(x), plain)
@@ -614,7 +610,6 @@ class Plain(nn.Module):
         return result
 
 
-
 def test_another_compile_with_the_same_id_is_not_taken_for_ours() -> None:
     # GIVEN a compile of the user's own, after which the compiler's ids have started anew
     torch.compile(lambda x: torch.sin(x) + 1, backend=BACKEND)(torch.ones(3))
@@ -665,6 +660,68 @@ def test_pruned_blocks_leave_the_report() -> None:
     model.layers = model.layers[:3]
     model(rows())
     assert counts(model) == (3, 3, 0)
+
+
+def test_a_step_under_eager_counts_as_eager() -> None:
+    # GIVEN a compiled model that has run WHEN it is called under eager()
+    model, x = nbcompile.compile_regions(net(), backend=BACKEND), rows()
+    model(x)
+    with nbcompile.eager(model):
+        model(x)
+        assert counts(model) == (4, 0, 4)
+    # THEN that is what the report says until the next step
+    assert "nbcompile.eager" in nbcompile.report(model).groups[0].eager_reason
+    model(x)
+    assert counts(model) == (4, 4, 0)
+
+
+def test_compiling_under_eager_leaves_nothing_behind() -> None:
+    model, x = nbcompile.compile_regions(net(), backend=BACKEND), rows()
+    with nbcompile.eager(model):
+        nbcompile.compile_regions(model, backend=BACKEND)
+        assert ran_eager(model, x) == 0
+    assert ran_eager(model, x) == 0
+    nbcompile.restore(model)
+    assert ran_eager(model, x) == 4
+    assert not any(SLOT in vars(module) for module in model.modules())
+
+
+def test_blocks_added_since_are_counted_as_eager() -> None:
+    # GIVEN a compiled model WHEN a block is appended and another one put in a block's place
+    model, x = nbcompile.compile_regions(net(), backend=BACKEND), rows()
+    model.layers.append(Block())
+    model.layers[1] = Block()
+    assert ran_eager(model, x) == 2
+    assert counts(model) == (5, 3, 2)
+    (group,) = nbcompile.report(model).groups
+    assert {"layers.1", "layers.4"} <= set(group.blocks)
+    assert "compile it again (x2)" in group.eager_reason
+    # THEN compiling again takes them in
+    nbcompile.compile_regions(model, backend=BACKEND)
+    assert ran_eager(model, x) == 0
+    assert counts(model) == (5, 5, 0)
+
+
+def test_blocks_left_out_by_hand_do_not_count() -> None:
+    model, x = net(), rows()
+    nbcompile.compile_regions(model, backend=BACKEND, regions=["layers.0", "layers.2"])
+    assert ran_eager(model, x) == 2
+    report = nbcompile.report(model)
+    assert [(group.instances, group.compiled) for group in report.groups] == [(2, 2)]
+
+
+def test_a_part_exchanged_for_one_with_a_hook() -> None:
+    # GIVEN a compiled model that has run
+    model, x = nbcompile.compile_regions(net(), backend=BACKEND), rows()
+    model(x)
+    # WHEN a part of a block is exchanged for its like with a hook on it
+    part = nn.Linear(WIDTH, WIDTH)
+    part.register_forward_hook(lambda module, args, out: out + 5.0)
+    model.layers[2].fc = part
+    with nbcompile.eager(model):
+        expected = model(x)
+    # THEN the hook acts
+    torch.testing.assert_close(model(x), expected)
 
 
 def test_a_part_that_outlives_its_model_can_be_restored() -> None:

@@ -96,9 +96,7 @@ def test_smollm2_says_the_same_compiled() -> None:
     # GIVEN SmolLM2-135M with its weights, and what it answers
     model, tokenizer = smollm2()
     chat = [{"role": "user", "content": "Name three primary colors."}]
-    prompt: Any = tokenizer.apply_chat_template(
-        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
+    prompt: Any = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     ids = torch.randint(0, 49152, (1, 128), generator=torch.Generator().manual_seed(0))
 
     def answer() -> str:

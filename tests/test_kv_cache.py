@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import sys
 from typing import Any
 
 import pytest
@@ -293,6 +295,29 @@ def test_an_attention_function_of_the_users_is_read_too() -> None:
         nbcompile.compile_regions(model, backend=BACKEND)
         torch.testing.assert_close(model(**inputs).logits, expected)
     assert "fading" in layer_index.other_use(model.model.layers[0])
+
+
+@pytest.mark.parametrize("call", ["fade", "third_file.fade"])
+def test_a_helper_of_a_helper_in_other_files_is_read_too(
+    call: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a block whose file calls a function of a second file, which calls one of a third, which uses the index
+    (tmp_path / "third_file.py").write_text("def fade(module, y):\n    return y / (module.layer_idx + 1)\n")
+    (tmp_path / "second_file.py").write_text(
+        f"import third_file\nfrom third_file import fade\n\ndef between(module, y):\n    return {call}(module, y)\n"
+    )
+    (tmp_path / "first_file.py").write_text(
+        "from torch import nn\nfrom second_file import between\n\nclass Block(nn.Module):\n"
+        "    def forward(self, x, cache=None):\n        return between(self, x)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("first_file", "second_file", "third_file"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    first = importlib.import_module("first_file")
+    block = first.Block()
+    block.layer_idx = 2
+    # THEN the use is found
+    assert "fade" in layer_index.other_use(block)
 
 
 def test_the_index_of_a_library_block_only_finds_its_layer() -> None:

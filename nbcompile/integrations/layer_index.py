@@ -1,8 +1,9 @@
 """Does a block use its layer index for nothing but finding its own layer of a KV cache?
 
-Read from code: of every function of the classes of a block's modules, of the plain functions beside those classes, and
-of the attention function that the model's config selects. Functions that do not mention the index are not read further;
-of the others the source is parsed. A use that is not recognised counts as another use: then nothing is hidden.
+Read from code: of every function of the classes of a block's modules, of the plain functions beside those classes, of
+the attention function that the model's config selects, and of the functions that any of these name. Functions that do
+not mention the index are not read further; of the others the source is parsed. A use that is not recognised counts as
+another use: then nothing is hidden.
 """
 
 from __future__ import annotations
@@ -46,16 +47,39 @@ _NEED_INDEX = _BY_INDEX - {"update", "get"}
 #: Names without which a method cannot have to do with the index or with another layer's entry.
 _TELLING = _NEED_INDEX | {INDEX, "layers"}
 
+_FOREIGN = frozenset({"torch", "numpy", *sys.stdlib_module_names})
+
 _found: weakref.WeakKeyDictionary[types.CodeType, str] = weakref.WeakKeyDictionary()
 
 
 def other_use(block: nn.Module) -> str:
     """A use of the index for something else than finding the own layer, as code; ``""`` if there is none."""
-    for function in _functions(block):
-        use = _other_use_in(function)
-        if use:
-            return use
+    pending, seen = list(_functions(block)), set[types.CodeType]()
+    while pending:
+        function = _plain(pending.pop())
+        code = getattr(function, "__code__", None)
+        if not isinstance(code, types.CodeType) or code in seen:
+            continue
+        seen.add(code)
+        if code not in _found:
+            _found[code] = _read(code)
+        if _found[code]:
+            return _found[code]
+        pending += _named_functions(function, code)
     return ""
+
+
+def _named_functions(function: Any, code: types.CodeType) -> list[Any]:
+    """The plain functions that a function names, in whatever file they are; torch and Python's own know no index."""
+    names = _mentioned(code)
+    named = [function.__globals__.get(name) for name in names]
+    for module in [item for item in named if isinstance(item, types.ModuleType)]:  # as in `helpers.scale(...)`
+        named += [vars(module).get(name) for name in names]
+    return [helper for helper in named if isinstance(helper, types.FunctionType) and _package(helper) not in _FOREIGN]
+
+
+def _package(function: types.FunctionType) -> str:
+    return (function.__module__ or "").partition(".")[0]
 
 
 def _functions(block: nn.Module) -> Iterator[Any]:
@@ -88,19 +112,15 @@ def _attention_function(module: nn.Module) -> Any:
     return functions.get(chosen) if isinstance(chosen, str) else None
 
 
-def _other_use_in(function: Any) -> str:
+def _plain(function: Any) -> Any:
+    """The function behind a method's or a decorator's wrapping."""
     if isinstance(function, (staticmethod, classmethod)):
         function = function.__func__
     elif isinstance(function, property):
         function = function.fget
     elif isinstance(function, functools.partial):
         function = function.func
-    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-    if not isinstance(code, types.CodeType):
-        return ""
-    if code not in _found:
-        _found[code] = _read(code)
-    return _found[code]
+    return inspect.unwrap(function) if callable(function) else None
 
 
 def _read(code: types.CodeType) -> str:

@@ -258,12 +258,14 @@ def _variants(report: Report) -> Table:
             count(variant.instances),
             count(variant.graphs),
             seconds(variant.compile_seconds),
+            clean("; ".join(variant.dynamic)) or ABSENT,
         )
         for group in report.groups
-        if len(group.variants) > 1
+        if len(group.variants) > 1 or any(variant.dynamic for variant in group.variants)
         for variant in group.variants
     ]
-    return Table("Variants", ("path", "variant", "blocks", "graphs", "compile time"), "llrrr", rows)
+    headers = ("path", "variant", "blocks", "graphs", "compile time", "compiled for any size of")
+    return _without_empty_columns(Table("Variants", headers, "llrrrl", rows), keep=5)
 
 
 def _phases(report: Report, most: int) -> Table | None:
