@@ -27,6 +27,8 @@ _SMALLEST_SHARE = 0.01
 _WORTHWHILE_SHARE = 0.5
 #: Sets inside the members of a set must hold this share of its parameters before the search goes on inside.
 _INNER_COVERAGE = 0.5
+#: Equal siblings that are plain attributes, and no more than this, are searched for repeated blocks themselves.
+_MOST_TOWERS = 3
 #: A module that torch does not define runs an unknown number of kernels; it counts as this many layers.
 _LAYERS_OF_UNKNOWN = 3
 
@@ -230,11 +232,12 @@ def _repeating_sets(module: nn.Module, path: str) -> Iterator[_Set]:
     """The outermost sets below ``module`` whose members share work, in the order of the model."""
     taken: set[str] = set()
     for found in _sibling_sets(module, path):
-        if found.kinds == len(found.members):
-            if type(unwrapped(found.members[0][1])) is nn.Sequential:
-                continue  # their class says nothing: a model's `features` and `classifier`, say
-            if _worth_going_inside(found, [s for name, member in found.members for s in _repeating_sets(member, name)]):
-                continue
+        if found.kinds == len(found.members) and type(unwrapped(found.members[0][1])) is nn.Sequential:
+            continue  # their class says nothing: a model's `features` and `classifier`, say
+        divisible = found.kinds == len(found.members) or _are_towers(found, module, path)
+        inside = [s for name, member in found.members for s in _repeating_sets(member, name)] if divisible else []
+        if _worth_going_inside(found, inside):
+            continue
         taken.update(name for name, _ in found.members)
         yield found
     for name, child in _children(module, path):
@@ -278,6 +281,17 @@ def _worth_going_inside(outer: _Set, inner: list[_Set]) -> bool:
     if not inner or sum(s.size for s in inner) < _INNER_COVERAGE * outer.size:
         return False
     return sum(s.kinds for s in inner) < sum(len(s.members) for s in inner)
+
+
+def _are_towers(found: _Set, module: nn.Module, path: str) -> bool:
+    """Whether equal siblings are models of their own, such as the two encoders of a retrieval model, and no blocks.
+
+    Either their own library says of what blocks they are made, or they are a few plain attributes of ``module``: blocks
+    are kept in a list.
+    """
+    if any(_hints(unwrapped(member)) for _, member in found.members):
+        return True
+    return found.path == path and not isinstance(module, _CONTAINERS) and len(found.members) <= _MOST_TOWERS
 
 
 def _planned(found: _Set, hints: dict[str, str]) -> PlannedGroup:

@@ -300,6 +300,36 @@ def test_repeated_modules_inside_a_block_are_no_regions() -> None:
     assert rest(plan) == {}
 
 
+class Tower(nn.Module):
+    def __init__(self, depth: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, 4)
+        self.layers = nn.ModuleList(Expert() for _ in range(depth))
+
+
+class DualEncoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.passage = Tower(), Tower()
+
+
+class DeclaredTower(Tower):
+    _no_split_modules = ["Expert"]
+
+
+def test_equal_towers_are_searched_for_their_blocks() -> None:
+    # GIVEN two equal encoders side by side WHEN the model is planned THEN the blocks of each are regions
+    each = ("Expert", numbered(4), 1)
+    assert found(plan_regions(DualEncoder())) == {"query.layers": each, "passage.layers": each}
+
+
+def test_towers_in_a_list_are_told_by_what_their_library_declares() -> None:
+    # blocks in a list that repeat something inside stay blocks
+    assert [g.path for g in plan_regions(nn.ModuleList([Tower(), Tower()])).groups] == [""]
+    towers = nn.ModuleList([DeclaredTower(), DeclaredTower()])
+    assert [g.path for g in plan_regions(nn.Sequential(towers)).groups] == ["0.0.layers", "0.1.layers"]
+
+
 def test_repeated_modules_inside_one_lone_block_are_regions() -> None:
     # GIVEN a single module with experts WHEN the model is planned THEN the experts repeat, and are the group
     plan = plan_regions(Holder(mixture=Mixture()))
