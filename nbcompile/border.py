@@ -98,7 +98,7 @@ class Region:
                 compiles[position] = dataclasses.replace(compiles[position], cause=cause)
         if block is not None:  # a new guard may mean that modules were taken away: their hooks no longer count
             self.look_at(block)
-            self.group.__dict__.pop("index_use", None)
+            self.group.look_at_methods()
         if compiles and compiles[-1].hit_limit:
             remedy = (compiles[-1].cause and compiles[-1].cause.remedy) or explain.RECOMPILE_REMEDY
             self.group.warn(f"runs eager where its compiled versions do not fit: {self.why_eager(variant)}. {remedy}")
@@ -145,7 +145,8 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
         before: what the slot held, for whoever empties it.
     """
     call_impl: Callable[..., Any] = block._call_impl
-    table = region.table
+    table, group = region.table, region.group
+    methods, leads = group.methods, group.regions[0] is region
     is_compiling: Callable[[], bool] = torch.compiler.is_compiling
     is_tracing: Callable[[], bool] = torch.jit.is_tracing
     is_grad_enabled = torch.is_grad_enabled
@@ -157,6 +158,10 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
             return call_impl(*args, **kwargs)
         if region.registrations != registrations.count:
             region.look_at(block)
+            if leads:
+                group.look_at_methods()
+        elif leads:
+            methods.check()
         given = args, kwargs
         hooks: Sequence[Any] = ()
         if any(region.backward_hooks):
@@ -179,7 +184,7 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
             cache_kind,
             tuple([name for name, value in kwargs.items() if value is None]),
             tuple(map(id, hooks)),
-            type(block).forward,
+            methods.version,
         )
         variant = table.get(circumstances) or region.pick(circumstances, hooks)
         if variant is None:

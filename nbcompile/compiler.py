@@ -72,6 +72,7 @@ class Compilation:
         groups.append(group)
         for name in blocks:
             Region(name, model.get_submodule(name), group)
+        group.look_at_methods()
 
     def regions(self) -> Iterator[tuple[nn.Module, Region]]:
         """Every region with its block, of those blocks that are still there."""

@@ -204,6 +204,7 @@ def _tell_circumstances(circumstances: Sequence[Any], parts: list[list[str]]) ->
         [c.gradients for c in circumstances],
         [c.cache or "no cache" for c in circumstances],
         [("hooked" if c.hooks else "not hooked") for c in circumstances],
+        [f"version {c.code + 1} of the methods' code" for c in circumstances],
     ]
     absent = [set(c.absent) for c in circumstances]
     for name in sorted(set.union(*absent) - set.intersection(*absent)):

@@ -25,6 +25,7 @@ from torch._dynamo.exc import RestartAnalysis, SkipFrame
 from . import events, explain
 from .errors import CompilationError, CompilationWarning
 from .integrations import layer_index
+from .methods import Methods
 from .plugin import Backend, TorchDynamoPlugin, backend_name
 from .regions import structure
 
@@ -85,7 +86,7 @@ class Circumstances(NamedTuple):
         cache: the kind of layer of a KV cache that the block is handed; ``""`` without one.
         absent: names of the arguments that are ``None``.
         hooks: ids of the hooks in force: traced code holds the hooks that it was traced with.
-        forward: the class's forward: nothing in traced code would notice that it is replaced.
+        code: version of the blocks' methods, which traced code takes as constants, see ``methods.Methods``.
     """
 
     training: bool
@@ -93,7 +94,7 @@ class Circumstances(NamedTuple):
     cache: str
     absent: tuple[str, ...]
     hooks: tuple[int, ...] = ()
-    forward: Any = None
+    code: int = 0
 
 
 class Variant:
@@ -173,6 +174,7 @@ class Group:
         self.variants: list[Variant] = []
         self.regions: list[Region] = []
         self.known: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # what the container held when it was compiled
+        self.methods = Methods()
         self.notes: dict[str, None] = {}
         self._warned: set[str] = set()
 
@@ -191,6 +193,12 @@ class Group:
     def layers(self) -> int:
         """Number of entries that a view of a KV cache needs for every block's index to be one of them."""
         return 1 + max((region.index for region in self.regions if region.index is not None), default=0)
+
+    def look_at_methods(self) -> None:
+        """Learn which classes the blocks' modules have now."""
+        blocks = [region.block() for region in self.regions]
+        self.methods.look_at(block for block in blocks if block is not None)
+        self.__dict__.pop("index_use", None)
 
     def note(self, text: str) -> None:
         """Add a line to the report's notes, once."""

@@ -20,7 +20,7 @@ STOREYS: list[set[str]] = [
     {"plugin", "regions", "report"},
     {"cache"},
     {"explain", "measure"},
-    {"breaks", "causes"},
+    {"breaks", "causes", "methods"},
     {"events"},
     # reads what transformers defines once the user has loaded it; knows nothing of this package
     {"integrations.layer_index"},
