@@ -43,7 +43,6 @@ class Region:
         self.block = weakref.ref(block)
         self.group = group
         self.table: dict[Circumstances, Variant] = {}
-        registrations.watch()
         self.look_at(block)
         self.compiled: bool | None = None
         self.eager_reason = ""
@@ -52,9 +51,11 @@ class Region:
 
     def look_at(self, block: nn.Module) -> None:
         """Take note of what of the block the border relies on: again whenever modules may have been exchanged."""
+        registrations.watch(block)
         self.registrations = registrations.count
         self.hooks, self.backward_hooks = hook_dictionaries(block)
-        self.index = transformers.own_index(block)
+        self.index_holders = transformers.index_holders(block)
+        self.index = transformers.own_index(self.index_holders)
 
     def pick(self, circumstances: Circumstances, hooks: Sequence[Any]) -> Variant | None:
         """The variant for this call; ``None`` if the block had better run eager."""
@@ -116,8 +117,7 @@ class Region:
         if not found:
             return None
         place, cache = found[0]
-        block = self.block()
-        index = transformers.own_index(block) if block is not None else None  # pruning may have numbered blocks anew
+        index = transformers.own_index(self.index_holders)  # pruning may have numbered blocks anew
         if index is None:
             return None
         why = self.group.index_use or ("the block is handed more than one" if len(found) > 1 else "")
@@ -245,18 +245,22 @@ def is_passage(slot: Any) -> bool:
 
 
 class _Registrations:
-    """Counts the modules that become parts of others, anywhere in the process: a block may have got one with hooks."""
+    """Counts the modules that become parts of compiled blocks: they may bring hooks, and code that is not known yet."""
 
-    count = 0
+    def __init__(self) -> None:
+        self.count = 0
+        self._watched: weakref.WeakSet[nn.Module] | None = None
 
-    def watch(self) -> None:
-        """Begin to count; once a process."""
-        if not self.count:
-            self.count = 1
+    def watch(self, block: nn.Module) -> None:
+        """Count what is put into this block from now on."""
+        if self._watched is None:
+            self._watched = weakref.WeakSet()
             nn.modules.module.register_module_module_registration_hook(self._note)
+        self._watched.update(block.modules())
 
     def _note(self, module: nn.Module, name: str, part: nn.Module | None) -> None:
-        self.count += 1
+        if self._watched is not None and module in self._watched:  # libraries make modules at every step, elsewhere
+            self.count += 1
 
 
 registrations = _Registrations()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import queue
 import threading
 import warnings
 import weakref
@@ -744,3 +745,72 @@ def test_warnings_as_errors_do_not_stop_the_model() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.testing.assert_close(model(rows()), expected)
+
+
+# -- what goes on beside it -------------------------------------------------------------------------------------------
+
+
+class _Samples(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples that another compiled model makes, as a preprocessing step does."""
+
+    def __init__(self, encoder: nn.Module | None = None) -> None:
+        self.encoder = encoder
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        row = rows(1)[0] * (index + 1)
+        return row if self.encoder is None else self.encoder(row[None])[0].detach()
+
+
+def test_worker_processes_of_a_data_loader() -> None:
+    # GIVEN a compiled model that has run, so that the compiler's own threads are there
+    model = nbcompile.compile_regions(net(), backend=BACKEND)
+    model(rows(2))
+    # WHEN a data loader forks its workers, THEN batches come and the model runs compiled
+    loader = torch.utils.data.DataLoader(_Samples(), batch_size=2, num_workers=2, timeout=60)
+    assert sum(ran_eager(model, batch) for batch in loader) == 0
+    assert counts(model) == (4, 4, 0)
+
+
+def test_threads_of_a_data_loader_and_a_training_loop_side_by_side() -> None:
+    # GIVEN two compiled models of one class, one used by a thread that prepares batches while the other one trains
+    encoder, model = net(3), net(5)
+    nbcompile.compile_regions(encoder, backend=BACKEND)
+    nbcompile.compile_regions(model, backend=BACKEND)
+    expected = [model(batch) for batch in torch.utils.data.DataLoader(_Samples(net(3)), batch_size=2)]
+    encoder(rows(1)), model(rows(2))
+    prepared: queue.Queue[Any] = queue.Queue(maxsize=2)
+
+    def prepare() -> None:
+        with torch.no_grad():
+            for batch in torch.utils.data.DataLoader(_Samples(encoder), batch_size=2):
+                prepared.put(batch)
+        prepared.put(None)
+
+    thread = threading.Thread(target=prepare)
+    thread.start()
+    found = [model(batch) for batch in iter(prepared.get, None)]
+    thread.join()
+    # THEN both give what they give alone, and each knows its own blocks
+    torch.testing.assert_close(found, expected)
+    assert counts(encoder) == (3, 3, 0)
+    assert counts(model) == (5, 5, 0)
+
+
+def test_many_models_come_and_go_and_nothing_stays() -> None:
+    # GIVEN a model that is rebuilt under one name again and again WHEN each is compiled and run
+    alive = []
+    for _ in range(6):
+        model = nbcompile.compile_regions(net(), backend=BACKEND)
+        model(rows())
+        alive += [weakref.ref(model), weakref.ref(model.layers[0].fc.weight)]
+    del model
+    gc.collect()
+    # THEN none of them is left, nor their weights, nor a record of them
+    assert [ref() for ref in alive if ref() is not None] == []
+    from nbcompile import compiler, events
+
+    events.forget_dead_owners()
+    assert not compiler._compilations or all(c.model() is not None for c in compiler._compilations.values())

@@ -323,7 +323,7 @@ def test_a_helper_of_a_helper_in_other_files_is_read_too(
 def test_the_index_of_a_library_block_only_finds_its_layer() -> None:
     model, _ = llama(2)
     block = model.model.layers[1]
-    assert border.own_index(block) == 1
+    assert border.own_index(border.index_holders(block)) == 1
     assert layer_index.other_use(block) == ""
 
 

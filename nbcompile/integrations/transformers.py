@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -36,9 +36,14 @@ def loaded() -> bool:
     return "transformers.cache_utils" in sys.modules
 
 
-def own_index(block: nn.Module) -> int | None:
-    """The index that a block's modules carry; ``None`` if they carry none, or several."""
-    found = {vars(module)[INDEX] for module in block.modules() if isinstance(vars(module).get(INDEX), int)}
+def index_holders(block: nn.Module) -> list[dict[str, Any]]:
+    """The attributes of those of a block's modules that carry a layer index."""
+    return [vars(module) for module in block.modules() if INDEX in vars(module)]
+
+
+def own_index(holders: Sequence[dict[str, Any]]) -> int | None:
+    """The index that a block's modules carry now; ``None`` if they carry none, or several."""
+    found = {attributes[INDEX] for attributes in holders if isinstance(attributes.get(INDEX), int)}
     return found.pop() if len(found) == 1 else None
 
 

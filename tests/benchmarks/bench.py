@@ -1,9 +1,11 @@
 """Cold start and steady state of regional compilation, beside torch.compile and accelerate, on the CPU.
 
     make bench                                              # SmolLM2, the figures that are judged
+    make bench BENCH_ARGS='--task generate'                 # 32 tokens from 32, with the KV cache
     make bench BENCH_ARGS='--model tiny-llama --layers 4'   # a quick look at whether everything works
 
-One forward of a causal language model, no gradient and no cache, by four strategies:
+One forward of a causal language model without a cache, or one ``generate`` with it, no gradient, by four strategies
+(``full`` is left out of ``generate``: it compiles for many minutes):
 
 - ``regional``: ``nbcompile.compile_regions``
 - ``full``: ``torch.compile`` on the model
@@ -44,6 +46,8 @@ ROOT = Path(__file__).resolve().parents[2]
 STRATEGIES = ("regional", "full", "accelerate", "blocks")
 REFERENCE = "eager"  # timed in steady state, never compiled
 MODELS = ("smollm2", "tiny-llama")
+TASKS = ("forward", "generate")
+TOKENS = 32  # of the prompt, and of what is generated
 
 
 # -- the parent: starts the workers, prints what they measured --------------------------------------------------------
@@ -59,6 +63,7 @@ class Figures:
     cpu: list[float] = field(default_factory=list)
     diffs: list[float] = field(default_factory=list)
     graphs: list[int] = field(default_factory=list)
+    blocks: list[dict[str, int]] = field(default_factory=list)  # instances, compiled, graphs: of nbcompile's own report
 
 
 @dataclass
@@ -96,7 +101,7 @@ class Worker:
             "TOKENIZERS_PARALLELISM": "false",
         }
         command = [sys.executable, __file__, "--worker", strategy, "--warm" if warm else "--no-warm"]
-        command += ["--model", arguments.model]
+        command += ["--model", arguments.model, "--task", arguments.task]
         if arguments.layers is not None:
             command += ["--layers", str(arguments.layers)]
         self._log = open(Path(self._folder.name, "stderr"), "w+", encoding="utf-8")  # noqa: SIM115  (closed in stop)
@@ -152,11 +157,15 @@ class Worker:
 
 def run_bench(arguments: argparse.Namespace) -> int:
     """Measure, print, judge; returns the exit status."""
-    say(f"{arguments.model}, {arguments.repeats} cold start(s) each way, {arguments.rounds} interleaved rounds")
+    strategies = strategies_of(arguments.task)
+    say(
+        f"{arguments.model} {arguments.task}, {arguments.repeats} cold start(s) each way, "
+        f"{arguments.rounds} interleaved rounds"
+    )
     load = os.getloadavg()[0]
     if load > 0.5:
         say(f"caution: the load average is {load:.1f}; something else is running, and the figures will suffer")
-    figures: dict[str, Figures] = {name: Figures() for name in (REFERENCE, *STRATEGIES)}
+    figures: dict[str, Figures] = {name: Figures() for name in (REFERENCE, *strategies)}
     alive: dict[str, Worker] = {}
     with contextlib.ExitStack() as stack:
         try:
@@ -165,7 +174,7 @@ def run_bench(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             say("\ninterrupted; nothing is judged")
             return 130
-    checks = judge(figures)
+    checks = judge(figures) if arguments.task == "forward" else judge_generate(figures)
     print("\n" + table(figures))
     print("\n" + verdicts(checks))
     if arguments.out is not None:
@@ -182,7 +191,8 @@ def measure_cold_starts(
 ) -> None:
     """Fill in everything but the steady times, and leave one worker of each strategy alive."""
     read_from_disk(arguments)
-    turns = [STRATEGIES[i % 4 :] + STRATEGIES[: i % 4] for i in range(arguments.repeats)]  # each is first in turn
+    order = strategies_of(arguments.task)
+    turns = [order[i % len(order) :] + order[: i % len(order)] for i in range(arguments.repeats)]  # each is first
     plan = [(name, warm) for names in turns for name in names for warm in (False, True)]
     plan.append((REFERENCE, False))
     for number, (name, warm) in enumerate(plan, 1):
@@ -209,7 +219,7 @@ def measure_cold_starts(
 def read_from_disk(arguments: argparse.Namespace) -> None:
     """Let one start go unmeasured: the first one reads the libraries from the disk, the later ones from memory."""
     say("[start] one start that does not count ... ", end="")
-    small = argparse.Namespace(**{**vars(arguments), "model": "tiny-llama", "layers": 1})
+    small = argparse.Namespace(**{**vars(arguments), "model": "tiny-llama", "layers": 1, "task": "forward"})
     worker = Worker("accelerate", small, warm=False)
     try:
         worker.receive()
@@ -224,6 +234,7 @@ def record(figures: Figures, answer: dict[str, Any], *, warm: bool) -> None:
     (figures.cold_after if warm else figures.cold).append(answer["cold_seconds"])
     figures.diffs.append(answer["max_abs_diff"])
     figures.graphs.append(answer["graphs"])
+    figures.blocks += answer["blocks"]
     if not warm:
         figures.cpu.append(answer["cpu_seconds"])
 
@@ -257,6 +268,26 @@ def judge(figures: dict[str, Figures]) -> list[Check]:
         Check("steady state, regional / the better of full and accelerate", ratio(regional.steady, best), 1.03),
         Check("largest difference between regional and eager", max(regional.diffs, default=None), 1e-3, below=True),
     ]
+
+
+def judge_generate(figures: dict[str, Figures]) -> list[Check]:
+    """The judged figures of ``generate``; a difference between tokens is one between their numbers."""
+    regional, accelerate = figures["regional"], figures["accelerate"]
+    eager = [block["instances"] - block["compiled"] for block in regional.blocks]
+    return [
+        Check("first call with start-up, regional / accelerate", ratio(regional.cold, accelerate.cold), 0.85),
+        Check(
+            "first call after start-up, regional / accelerate", ratio(regional.cold_after, accelerate.cold_after), 0.85
+        ),
+        Check("later call, regional / accelerate", ratio(regional.steady, accelerate.steady), 1.0),
+        Check("blocks that ran eager", max(eager, default=None), 0),
+        Check("graphs of the blocks", max((block["graphs"] for block in regional.blocks), default=None), 3),
+        Check("largest difference between regional's tokens and eager's", max(regional.diffs, default=None), 0),
+    ]
+
+
+def strategies_of(task: str) -> tuple[str, ...]:
+    return STRATEGIES if task == "forward" else tuple(name for name in STRATEGIES if name != "full")
 
 
 def ratio(ours: list[float], theirs: list[float]) -> float | None:
@@ -319,12 +350,13 @@ def run_worker(arguments: argparse.Namespace) -> int:
     import torch
 
     torch.manual_seed(0)
-    model, inputs = load_model(arguments.model, arguments.layers)
+    model, call = load_model(arguments.model, arguments.layers, arguments.task)
     with torch.no_grad():
-        expected = model(**inputs).logits
-        step, answer = cold_start(arguments.worker, model, inputs, warm=arguments.warm)
+        expected = call(model)
+        step, answer = cold_start(arguments.worker, model, call, warm=arguments.warm)
         if arguments.worker != REFERENCE:
-            answer["max_abs_diff"] = (step().logits - expected).abs().max().item()
+            answer["max_abs_diff"] = (step() - expected).abs().max().item()
+            answer["blocks"] = blocks_of(model) if arguments.worker == "regional" else []
         if arguments.out is not None:
             arguments.out.write_text(json.dumps(answer) + "\n")
         tell(answers, answer)
@@ -333,7 +365,8 @@ def run_worker(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def load_model(name: str, layers: int | None) -> tuple[Any, dict[str, Any]]:
+def load_model(name: str, layers: int | None, task: str) -> tuple[Any, Callable[[Any], Any]]:
+    """The model, and what to do with it or with what compiling makes of it; that gives a tensor."""
     import torch
 
     sys.path.insert(0, str(ROOT))  # this file is run as a program; the models are those of the tests
@@ -345,22 +378,33 @@ def load_model(name: str, layers: int | None) -> tuple[Any, dict[str, Any]]:
     else:
         model, inputs = models.llama(layers or 4)
         ids = inputs["input_ids"]
-    return model, {"input_ids": ids, "use_cache": False}
+    if task == "forward":
+        return model, lambda compiled: compiled(input_ids=ids, use_cache=False).logits
+    settings = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False}
+    return model, lambda compiled: compiled.generate(ids[:1, :TOKENS], **settings)
+
+
+def blocks_of(model: Any) -> list[dict[str, int]]:
+    """What nbcompile's report says of the blocks."""
+    import nbcompile
+
+    groups = nbcompile.report(model).groups
+    return [{"instances": g.instances, "compiled": g.compiled, "graphs": g.graphs} for g in groups]
 
 
 def cold_start(
-    strategy: str, model: Any, inputs: dict[str, Any], *, warm: bool
+    strategy: str, model: Any, call: Callable[[Any], Any], *, warm: bool
 ) -> tuple[Callable[[], Any], dict[str, Any]]:
     """Compile and call once; returns the step to time later, and what compiling took."""
     import torch
 
     if strategy == REFERENCE:
-        return (lambda: model(**inputs)), {"strategy": strategy}
+        return (lambda: call(model)), {"strategy": strategy}
     if warm:
         torch.compile(lambda x: torch.sin(x) + 1)(torch.ones(64))
     graphs, processor, start = graph_count(), cpu_seconds(), time.perf_counter()
     compiled = apply(strategy, model)
-    compiled(**inputs)
+    call(compiled)
     seconds = time.perf_counter() - start
     answer = {
         "strategy": strategy,
@@ -369,7 +413,7 @@ def cold_start(
         "cpu_seconds": cpu_seconds() - processor,
         "graphs": graph_count() - graphs,
     }
-    return (lambda: compiled(**inputs)), answer
+    return (lambda: call(compiled)), answer
 
 
 def apply(strategy: str, model: Any) -> Any:
@@ -450,6 +494,7 @@ def positive(text: str) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", choices=MODELS, default=MODELS[0])
+    parser.add_argument("--task", choices=TASKS, default=TASKS[0])
     parser.add_argument("--layers", type=positive, help="number of blocks, tiny-llama only (default 4)")
     parser.add_argument("--repeats", type=positive, default=1, help="cold starts of each kind (default 1)")
     parser.add_argument("--rounds", type=positive, default=5, help="interleaved steady rounds (default 5)")
