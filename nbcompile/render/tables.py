@@ -89,7 +89,10 @@ def warnings(report: Report) -> list[Notice]:
         if group.eager > 0:
             reason = clean(group.eager_reason or group.failure) or "the report does not say why"
             blocks = f"{count(group.eager)} of {count(group.instances)} blocks of {where}"
-            found.append(Notice(f"{blocks} ran eager: {reason}", group.failure))
+            ran = (
+                "have not run compiled" if reason.startswith("not called yet") and group.compiled == 0 else "ran eager"
+            )
+            found.append(Notice(f"{blocks} {ran}: {reason}", group.failure))
         elif group.failure:
             found.append(Notice(f"{where} failed to compile: {clean(group.failure)}", group.failure))
     for name, strategy in report.strategies.items():
