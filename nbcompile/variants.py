@@ -356,7 +356,7 @@ def _guard_reader(
     def read(entries: Sequence[Any]) -> list[bool]:
         keep = list(users_filter(entries)) if users_filter is not None else [True] * len(entries)
         if call.index_hidden:
-            index = "." + layer_index.INDEX
+            index = tuple("." + name for name in layer_index.INDEXES)
             keep = [kept and not entry.name.endswith(index) for kept, entry in zip(keep, entries, strict=True)]
         owner = variant()
         if owner is not None:

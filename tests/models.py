@@ -144,6 +144,24 @@ def qwen3_moe(layers: int = 4) -> Built:
     return _build(lambda: Qwen3MoeForCausalLM(config), _tokens)
 
 
+def gpt_neo(layers: int = 4) -> Built:
+    """GPT-Neo: every second block attends locally, and the layer's index has another name than elsewhere."""
+    from transformers import GPTNeoConfig, GPTNeoForCausalLM
+
+    config = GPTNeoConfig(
+        vocab_size=_VOCABULARY,
+        hidden_size=_WIDTH,
+        num_layers=layers,
+        num_heads=_HEADS,
+        attention_types=[[["global", "local"], layers // 2]],
+        max_position_embeddings=128,
+        window_size=8,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return _build(lambda: GPTNeoForCausalLM(config), _tokens)
+
+
 def mamba(layers: int = 4) -> Built:
     """Mamba: state-space blocks, whose cache holds states instead of keys and values."""
     from transformers import MambaConfig, MambaForCausalLM
@@ -256,6 +274,7 @@ ZOO: dict[str, Callable[[], Built]] = {
     "torch_encoder": torch_encoder,
     "module_dict": module_dict,
     "qwen3_moe": qwen3_moe,
+    "gpt_neo": gpt_neo,
 }
 
 #: Models for counting what ran compiled, deeper than the compiler's recompile limit; those without a depth ignore it.
@@ -268,6 +287,7 @@ WIDE_ZOO: dict[str, Callable[[int], Built]] = {
     "vit": vit,
     "resnet": lambda layers: resnet(),
     "qwen3_moe": qwen3_moe,
+    "gpt_neo": gpt_neo,
     "mamba": mamba,
     "whisper": whisper,
     "flux": flux,
@@ -277,7 +297,7 @@ WIDE_ZOO: dict[str, Callable[[int], Built]] = {
 }
 
 #: Those of :data:`ZOO` that can generate text.
-CAUSAL = ("gpt2", "llama", "gemma3", "qwen3_moe")
+CAUSAL = ("gpt2", "llama", "gemma3", "qwen3_moe", "gpt_neo")
 
 
 class ResidualBlock(nn.Module):

@@ -28,6 +28,7 @@ GRAPHS = {
     "torch_encoder": 1,
     "module_dict": 1,
     "qwen3_moe": 1,
+    "gpt_neo": 1,
 }
 BACKEND = "aot_eager"
 

@@ -20,7 +20,8 @@ from typing import Any
 
 from torch import nn
 
-INDEX = "layer_idx"
+#: Attributes in which libraries keep a module's layer index.
+INDEXES = frozenset({"layer_idx", "layer_id", "layer_index"})
 
 #: Methods of a cache that take the index to find one layer.
 _BY_INDEX = frozenset(
@@ -45,7 +46,7 @@ _BY_SUBSCRIPT = frozenset({"layers", "is_updated"})
 #: are not among them: dictionaries have methods of these names, and a cache's own cannot do without the index.
 _NEED_INDEX = _BY_INDEX - {"update", "get"}
 #: Names without which a method cannot have to do with the index or with another layer's entry.
-_TELLING = _NEED_INDEX | {INDEX, "layers"}
+_TELLING = _NEED_INDEX | INDEXES | {"layers"}
 
 _FOREIGN = frozenset({"torch", "numpy", *sys.stdlib_module_names})
 
@@ -127,7 +128,7 @@ def _read(code: types.CodeType) -> str:
     """The first other use in a function's code."""
     mentioned = _mentioned(code)
     is_method = code.co_varnames[:1] == ("self",)
-    if INDEX not in mentioned and not (is_method and mentioned & _TELLING):
+    if not mentioned & INDEXES and not (is_method and mentioned & _TELLING):
         return ""
     try:
         tree = _with_parents(ast.parse(textwrap.dedent(inspect.getsource(code))))
@@ -159,7 +160,9 @@ def _with_parents(tree: ast.Module) -> ast.Module:
 def _uses(tree: ast.Module, *, is_method: bool) -> Iterator[str]:
     """Code in a function that could make a view tell something else than the cache."""
     for node in ast.walk(tree):
-        named = isinstance(node, ast.Constant) and node.value == INDEX  # getattr(self, "layer_idx")
+        named = (
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in INDEXES
+        )  # getattr(self, "layer_idx")
         if named or (_is_own(node) and not _finds_own_layer(node)):
             yield ast.unparse(_statement(node)).splitlines()[0][:120]
         elif is_method and _asks_another_layer(node):
@@ -195,7 +198,7 @@ def _asks_another_layer(node: ast.AST) -> bool:
 
 
 def _is_own(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr == INDEX
+    return isinstance(node, ast.Attribute) and node.attr in INDEXES
 
 
 def _is_of_self(node: ast.AST) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import nn
 
-from .layer_index import INDEX
+from .layer_index import INDEXES
 
 #: Attributes in which a view differs from its cache.
 _VIEWED = frozenset({"layers", "self_attention_cache", "cross_attention_cache", "is_updated", "_nbcompile_origin"})
@@ -38,12 +38,12 @@ def loaded() -> bool:
 
 def index_holders(block: nn.Module) -> list[dict[str, Any]]:
     """The attributes of those of a block's modules that carry a layer index."""
-    return [vars(module) for module in block.modules() if INDEX in vars(module)]
+    return [vars(module) for module in block.modules() if not INDEXES.isdisjoint(vars(module))]
 
 
 def own_index(holders: Sequence[dict[str, Any]]) -> int | None:
     """The index that a block's modules carry now; ``None`` if they carry none, or several."""
-    found = {attributes[INDEX] for attributes in holders if isinstance(attributes.get(INDEX), int)}
+    found = {attributes[name] for attributes in holders for name in INDEXES if isinstance(attributes.get(name), int)}
     return found.pop() if len(found) == 1 else None
 
 
