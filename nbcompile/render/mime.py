@@ -7,12 +7,14 @@ needed to see it again.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from typing import Any
 
-from ..report import MIME_TYPE, Report
+from ..report import MIME_TYPE, Report, Snapshot
 from .charts import figure_dict
-from .html import render_html
+from .html import render_charts, render_html, render_live
+from .tables import progress_line
 from .text import render_text
 
 PLOTLY_MIME_TYPE = "application/vnd.plotly.v1+json"
@@ -21,9 +23,13 @@ PLOTLY_MIME_TYPE = "application/vnd.plotly.v1+json"
 def mime_bundle(report: Report) -> dict[str, Any]:
     """The data of a notebook's output.
 
+    Of a report that is not finished it is a small one, see :class:`LiveBundle`.
+
     The Plotly figure is left out where nothing is there to be drawn, or where plotly is not installed: then its
     renderer is most likely missing too, and the HTML shows the same charts.
     """
+    if report.progress is not None:
+        return LiveBundle(report).at(report.progress)
     bundle: dict[str, Any] = {MIME_TYPE: report.to_dict()}
     if importlib.util.find_spec("plotly") is not None:
         drawn = figure_dict(report)
@@ -32,3 +38,23 @@ def mime_bundle(report: Report) -> dict[str, Any]:
     bundle["text/html"] = render_html(report)
     bundle["text/plain"] = render_text(report)
     return bundle
+
+
+class LiveBundle:
+    """The data of an output that changes several times a second: charts drawn once for many states of the line.
+
+    It has no Plotly figure: to change one in place takes a page far longer than a tenth of a second, and costs the
+    reader's pointer its place. The charts are those of the HTML; they show the same figures.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self._data = dataclasses.replace(report, progress=None).to_dict()
+        self._charts = render_charts(report)
+
+    def at(self, snapshot: Snapshot) -> dict[str, Any]:
+        """The output where the work stands as the snapshot says."""
+        return {
+            MIME_TYPE: {**self._data, "progress": dataclasses.asdict(snapshot)},
+            "text/html": render_live(self._charts, snapshot),
+            "text/plain": progress_line(snapshot),
+        }
