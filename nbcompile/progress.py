@@ -138,6 +138,11 @@ class Progress:
         """
         return self.lock
 
+    @property
+    def timing(self) -> bool:
+        """Whether rounds are being timed."""
+        return self._rounds is not None
+
     def look(self) -> Report:
         """The report so far, with a snapshot of where the work stands in it."""
         now = time.perf_counter()

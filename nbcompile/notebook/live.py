@@ -71,6 +71,7 @@ class Live:
         self._drawn: LiveBundle | None = None
         self._drawn_at = self._shown_at = 0.0
         self._figures: dict[str, Strategy] = {}
+        self._timing = False
         self._shown: dict[str, Any] = {}
         self._bytes = 0
 
@@ -103,8 +104,10 @@ class Live:
             self._publish({"text/plain": line}, {})
             return
         with self.progress.lock:
-            # Later stages are left to the thread, except where it waits: then the work shows, between timed rounds.
-            if time.monotonic() - self._shown_at >= _LINE_EVERY:
+            # While rounds are timed the thread waits, and only this shows anything: the first of them in any case.
+            first = self.progress.timing and not self._timing
+            self._timing = self.progress.timing
+            if first or time.monotonic() - self._shown_at >= _LINE_EVERY:
                 self._show()
             if self._thread is None:
                 context = contextvars.copy_context()
