@@ -40,7 +40,6 @@ _LONGEST_PAUSE = 0.4
 #: outputs on at up to a million (jupyter_server's iopub_data_rate_limit), and the way to the browser may be long.
 _MOST_OF_A_CORE = 0.02
 _MOST_BYTES = 250_000
-_REPORT_BYTES = 2_000  # about what a report takes in an unfinished output beside the HTML
 
 
 class Live:
@@ -73,7 +72,6 @@ class Live:
         self._figures: dict[str, Strategy] = {}
         self._timing = False
         self._shown: dict[str, Any] = {}
-        self._bytes = 0
 
     @property
     def working(self) -> AbstractContextManager[Any]:
@@ -125,7 +123,8 @@ class Live:
                     used = time.thread_time()
                     self._show()
                     used = time.thread_time() - used
-                wait = min(_LONGEST_PAUSE, max(_LINE_EVERY, used / _MOST_OF_A_CORE, self._bytes / _MOST_BYTES))
+                size = 0 if self._drawn is None else self._drawn.size
+                wait = min(_LONGEST_PAUSE, max(_LINE_EVERY, used / _MOST_OF_A_CORE, size / _MOST_BYTES))
             except Exception:  # a chart that cannot be drawn must not stop the work; the report says what is wrong
                 logging.getLogger("nbcompile").exception("the live chart stopped")
                 return
@@ -145,7 +144,7 @@ class Live:
         data = self._drawn.at(line)
         if data != self._shown:
             self._publish(data, {})
-            self._shown, self._bytes, self._shown_at = data, len(data["text/html"]) + _REPORT_BYTES, now
+            self._shown, self._shown_at = data, now
 
     def _end(self) -> None:
         with self.progress.lock:

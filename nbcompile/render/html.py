@@ -15,6 +15,7 @@ from .tables import Notice, Table, environment_line, head, notes, progress_line,
 from .units import clean, escape_html
 
 _MOST_ROWS = 100
+_MOST_LIVE_BARS = 5  # of a strategy, while the output changes many times a second
 _MOST_DETAILS = 4000  # characters of a compiler's message
 
 _STYLE = """
@@ -64,7 +65,7 @@ def render_html(report: Report) -> str:
             parts.append(f'<p class="nbc-faint">{name}: {escape_html(line, 600)}</p>')
     if found := warnings(report):
         parts.append(f'<ul class="nbc-warnings" aria-label="Warnings">{"".join(map(_warning, found))}</ul>')
-    parts += _figures(report)
+    parts += _figures(charts(report))
     built = tables(report, _MOST_ROWS)
     parts += map(_table, built)
     if lines := notes(report, _MOST_ROWS):
@@ -77,7 +78,7 @@ def render_html(report: Report) -> str:
 
 def render_charts(report: Report) -> str:
     """The charts of a report that is not finished, apart from the line that changes all the time."""
-    return "".join(_figures(report))
+    return "".join(_figures(charts(report, most=_MOST_LIVE_BARS)))
 
 
 def render_live(charts: str, snapshot: Snapshot) -> str:
@@ -86,8 +87,8 @@ def render_live(charts: str, snapshot: Snapshot) -> str:
     return f'<div class="nbc-report"><style>{_STYLE}</style>{line}{charts}</div>'
 
 
-def _figures(report: Report) -> Iterator[str]:
-    for title, svg in charts(report):
+def _figures(drawn: list[tuple[str, str]]) -> Iterator[str]:
+    for title, svg in drawn:
         yield f'<figure class="nbc-figure"><figcaption>{escape_html(title)}</figcaption>{svg}</figure>'
 
 

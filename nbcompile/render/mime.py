@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 from typing import Any
 
 from ..report import MIME_TYPE, Report, Snapshot
@@ -16,6 +17,10 @@ from .charts import figure_dict
 from .html import render_charts, render_html, render_live
 from .tables import progress_line
 from .text import render_text
+
+#: Bytes of a report that an output carries along while it changes, and of what else is in it beside the charts.
+_MOST_LIVE = 16_000
+_REST_OF_LIVE = 3_500
 
 PLOTLY_MIME_TYPE = "application/vnd.plotly.v1+json"
 
@@ -44,17 +49,25 @@ class LiveBundle:
     """The data of an output that changes several times a second: charts drawn once for many states of the line.
 
     It has no Plotly figure: to change one in place takes a page far longer than a tenth of a second, and costs the
-    reader's pointer its place. The charts are those of the HTML; they show the same figures.
+    reader's pointer its place. The charts are those of the HTML; they show the same figures. The report itself is left
+    out as long as it is too large to be sent that often.
+
+    Attributes:
+        size: about how many bytes it takes.
     """
 
     def __init__(self, report: Report) -> None:
-        self._data = dataclasses.replace(report, progress=None).to_dict()
         self._charts = render_charts(report)
+        data = dataclasses.replace(report, progress=None).to_dict()
+        size = len(json.dumps(data))
+        self._data = data if size <= _MOST_LIVE else None
+        self.size = len(self._charts) + (size if self._data is not None else 0) + _REST_OF_LIVE
 
     def at(self, snapshot: Snapshot) -> dict[str, Any]:
         """The output where the work stands as the snapshot says."""
-        return {
-            MIME_TYPE: {**self._data, "progress": dataclasses.asdict(snapshot)},
-            "text/html": render_live(self._charts, snapshot),
-            "text/plain": progress_line(snapshot),
-        }
+        bundle: dict[str, Any] = {}
+        if self._data is not None:
+            bundle[MIME_TYPE] = {**self._data, "progress": dataclasses.asdict(snapshot)}
+        bundle["text/html"] = render_live(self._charts, snapshot)
+        bundle["text/plain"] = progress_line(snapshot)
+        return bundle

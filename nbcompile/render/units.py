@@ -73,6 +73,12 @@ def seconds(value: object) -> str:
     return _in_units(value, _TIME_UNITS, " ", zero="0 s")
 
 
+def decade_seconds(decade: int) -> str:
+    """A power of ten of seconds for an axis: ``"10 ms"``."""
+    factor, unit = time_unit(10.0**decade)
+    return f"{10.0**decade / factor:g} {unit}"
+
+
 def spread_seconds(value: object, half_spread: float | None) -> str:
     """A time and how far it varied, in one unit: ``"12.3 ± 0.21 ms"``."""
     number = amount(value)
