@@ -163,27 +163,28 @@ class Progress:
     def _look_at_compile(
         self, about: Compiling, snapshot: Snapshot, strategies: dict[str, Strategy], now: float
     ) -> None:
+        last, samples = self._last, self._samples  # the work may go on to another stage meanwhile
         phase = phase_of(about.thread)
         block = about.call.get("block", "")
         path, class_name = about.regions.get(block, ("", ""))
         times = about.times()
-        self._samples.add(path, phase, now, times)
+        samples.add(path, phase, now, times)
         if phase:
             snapshot.phase, snapshot.class_name = phase, class_name
             snapshot.region = block or path
         made, elapsed = sum(region.graphs for region in times), now - self._began
-        graphs = about.graphs if self._last is None else self._last.graphs
+        graphs = about.graphs if last is None else last.graphs
         snapshot.done, snapshot.unit = made, "graphs"
         if not (phase and made >= graphs):  # what was counted beforehand is the least that there can be
-            snapshot.expected, snapshot.at_least = max(graphs, made), self._last is None
-        if self._last is not None:
-            snapshot.last_seconds = self._last.seconds
-            snapshot.remaining_seconds = self._last.seconds - elapsed if elapsed < self._last.seconds else None
+            snapshot.expected, snapshot.at_least = max(graphs, made), last is None
+        if last is not None:
+            snapshot.last_seconds = last.seconds
+            snapshot.remaining_seconds = last.seconds - elapsed if elapsed < last.seconds else None
         elif 0 < made < graphs:
             snapshot.remaining_seconds = elapsed / made * (graphs - made)
         figures = strategies.get(about.strategy)
         if figures is not None and not figures.regions:
-            figures.regions = self._samples.added_to(times, class_name)
+            figures.regions = samples.added_to(times, class_name)
 
 
 @dataclass(frozen=True)

@@ -675,3 +675,10 @@ def test_a_hostile_snapshot_is_drawn_as_letters() -> None:
     assert "<script" not in page
     page.encode()
     assert render_text(Report(progress=snapshot)).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("decade", "shown"), [(-7, "0.1 µs"), (-6, "1 µs"), (-2, "10 ms"), (0, "1 s"), (3, "1000 s"), (6, "1000000 s")]
+)
+def test_a_decade_is_written_in_the_unit_of_times(decade: int, shown: str) -> None:
+    assert units.decade_seconds(decade) == shown

@@ -155,8 +155,9 @@ class Live:
     def _publish(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
         if self._quiet:
             return
-        self._publisher.publish(data=data, metadata=metadata, transient={"display_id": self._id}, update=self._there)
-        self._there = True
+        # Noted before it is sent: an interrupt in between costs a state; a state that is shown twice would stay twice.
+        there, self._there = self._there, True
+        self._publisher.publish(data=data, metadata=metadata, transient={"display_id": self._id}, update=there)
 
 
 # -- work that is called plainly in a cell, as in `nbcompile.compare(model, step)` ------------------------------------

@@ -76,7 +76,7 @@ def seconds(value: object) -> str:
 def decade_seconds(decade: int) -> str:
     """A power of ten of seconds for an axis: ``"10 ms"``."""
     factor, unit = time_unit(10.0**decade)
-    return f"{10.0**decade / factor:g} {unit}"
+    return f"{count(round(10.0**decade / factor)) if decade >= 0 else f'{10.0**decade / factor:g}'} {unit}"
 
 
 def spread_seconds(value: object, half_spread: float | None) -> str:
