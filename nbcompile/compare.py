@@ -18,6 +18,7 @@ from . import compiler, describe, events, measure
 from .compiler import Compilation
 from .errors import NbcompileError, UsageError
 from .plugin import Backend, TorchDynamoPlugin
+from .progress import Progress, watched
 from .regions import check_model, class_name, plan_regions
 from .report import Report, Strategy
 
@@ -55,7 +56,8 @@ def compare(
         keep: a strategy that stays on the model afterwards, in place of what was there.
         check: ``"regions"`` holds each region of every compiled strategy against eager, forward and gradients, on the
             inputs that it received in one more run of the step, and names the first that drifts.
-        progress: called with a line of text as the work goes on.
+        progress: called with a line of text as the work goes on. By default, in a notebook with ``%load_ext
+            nbcompile``, a chart that moves shows it in the cell's output; elsewhere nothing does.
 
     The other keywords are those of :func:`nbcompile.compile_regions`.
 
@@ -68,8 +70,7 @@ def compare(
     if plugin is None:
         plugin = TorchDynamoPlugin(backend=backend, mode=mode, fullgraph=fullgraph, dynamic=dynamic, options=options)
     plan = plan_regions(model, rest=rest, regions=regions) if "regional" in strategies else None
-    tell = progress if progress is not None else _silent
-    with _put_back(model) as outcome:
+    with watched(progress) as tell, _put_back(model) as outcome:
         comparison = _Comparison(model, step, plugin, tell)
         comparison.reference()
         if any(name != "eager" for name in strategies):
@@ -87,6 +88,7 @@ def compare(
         result = comparison.report(strategies)
         if outcome.kept is not None:
             outcome.kept.strategies = result.strategies
+        tell.result = result
         return result
 
 
@@ -112,10 +114,6 @@ def _check_arguments(
     for what, number in (("rounds", rounds), ("calls", calls)):
         if number is not None and (type(number) is not int or number < 1):
             raise UsageError(f"{what} takes a whole number from 1 on, not {number!r}")
-
-
-def _silent(line: str) -> None:
-    """Progress that nobody asked for."""
 
 
 class _Outcome:
@@ -145,7 +143,7 @@ class _Comparison:
     def __init__(
         self, model: nn.Module, step: Callable[[], Any], plugin: TorchDynamoPlugin, tell: Callable[[str], None]
     ) -> None:
-        self.model, self.plugin, self.tell = model, plugin, tell
+        self.model, self.plugin, self.tell = model, plugin, Progress.of(tell)
         self.calls, self.changed_weights = 0, False
 
         def counted() -> Any:
@@ -158,6 +156,8 @@ class _Comparison:
         self.figures: dict[str, Strategy] = {}
         self.notes: list[str] = []
         self.expected: Any = None
+        if self.tell.watched:
+            self.tell.known(describe.new_report(model), self.figures)
 
     def reference(self) -> None:
         """Run the step eager: what every strategy's result is held against."""
@@ -203,6 +203,8 @@ class _Comparison:
         self.tell(f"{name}: cold start (compiling)")
         figures = self.figures[name] = Strategy()
         compilation = Compilation(self.model, self.plugin, strategy=name, plan=plan, rest=rest)
+        if self.tell.watched:
+            self.tell.compiling(describe.compiling(compilation))
         compilation.install()
         try:
             with measure.empty_compiler_cache():
@@ -228,6 +230,7 @@ class _Comparison:
         if figures.failure:
             self.tell(f"{name}: failed")
         else:
+            self.tell.compiled()
             self.compilations[name] = compilation
             compiled_blocks = sum(1 for group in compilation.groups for region in group.regions if region.compiled)
             if compiled_blocks == 0:

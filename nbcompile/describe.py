@@ -16,11 +16,12 @@ from . import __version__, explain
 from .border import Region
 from .causes import Cause
 from .plugin import TorchDynamoPlugin, backend_name
-from .regions import class_name
+from .progress import Compiling
+from .regions import class_name, structure
 from .report import Event, GraphBreak, Recompile, RegionTime, Report, Rest
 from .report import Group as GroupReport
 from .report import Variant as VariantReport
-from .variants import Group, Variant
+from .variants import Group, Variant, call
 
 if TYPE_CHECKING:
     from .compiler import Compilation
@@ -126,6 +127,28 @@ def region_time(group: Group) -> RegionTime:
         seconds=sum(done.seconds for done in compiles),
         phases=dict(phases),
         graphs=sum(1 for done in compiles if done.made_graph and done.forward),
+    )
+
+
+def compiling(compilation: Compilation) -> Compiling:
+    """What an onlooker in another thread may see of a compilation's cold start, which this thread is about to make."""
+    groups = [*compilation.groups, *compilation.rest_groups]
+    graphs = 0
+    for group in groups:
+        blocks = [block for region in group.regions if (block := region.block()) is not None]
+        graphs += len({structure(block, by_identity=True) for block in blocks})
+    model = compilation.model()
+    facts = {**model_facts(model), **compilation.plugin.to_dict(), "rest": compilation.rest, "graphs": graphs}
+    facts["torch"], facts["threads"] = str(torch.__version__), torch.get_num_threads()
+    return Compiling(
+        strategy=compilation.strategy,
+        signature=repr(sorted((name, str(value)) for name, value in facts.items())),
+        regions={
+            region.path: (group.path or WHOLE_MODEL, group.class_name) for group in groups for region in group.regions
+        },
+        graphs=graphs,
+        times=lambda: [region_time(group) for group in groups if any(v.log.compiles for v in group.variants)],
+        call=vars(call),  # the dictionary of this thread, which the other one has no other way to
     )
 
 

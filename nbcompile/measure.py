@@ -21,6 +21,7 @@ import torch
 from torch.utils import benchmark
 
 from .errors import UsageError
+from .progress import Progress
 
 #: How long a round should last, in seconds, when the number of calls is not given.
 _ROUND_SECONDS = 0.5
@@ -65,16 +66,23 @@ def interleaved(
     numbers: dict[str, int] = {}
     times: dict[str, list[float]] = {name: [] for name in candidates}
     timer = benchmark.Timer(stmt="step()", globals={"step": step}, num_threads=torch.get_num_threads())
-    for turn in range(rounds):
-        for name, condition in candidates.items():
-            if progress is not None:
-                progress(f"steady state: round {turn + 1} of {rounds}, {name}")
-            # the other way round would not do: a context made by contextlib.contextmanager is callable too
-            with condition if isinstance(condition, AbstractContextManager) else condition():
-                if name not in numbers:
-                    estimate = timer.timeit(1).median
-                    numbers[name] = calls or max(1, min(_MOST_CALLS, math.ceil(_ROUND_SECONDS / max(estimate, 1e-9))))
-                times[name].append(timer.timeit(numbers[name]).median)
+    told = Progress.of(progress)
+    with told.quiet():  # a live chart stands still but for what is told between the rounds
+        for turn in range(rounds):
+            for position, (name, condition) in enumerate(candidates.items()):
+                told.round_begins(
+                    f"steady state: round {turn + 1} of {rounds}, {name}",
+                    done=turn * len(candidates) + position,
+                    of=rounds * len(candidates),
+                    timed=times,
+                )
+                # the other way round would not do: a context made by contextlib.contextmanager is callable too
+                with condition if isinstance(condition, AbstractContextManager) else condition():
+                    if name not in numbers:
+                        estimate = timer.timeit(1).median
+                        wanted = math.ceil(_ROUND_SECONDS / max(estimate, 1e-9))
+                        numbers[name] = calls or max(1, min(_MOST_CALLS, wanted))
+                    times[name].append(timer.timeit(numbers[name]).median)
     return {name: Timing(statistics.median(t), _spread(t), rounds, numbers[name]) for name, t in times.items()}
 
 

@@ -239,6 +239,36 @@ class Event:
 
 
 @dataclass
+class Snapshot:
+    """Where the work on a report stands that is not finished; what is not known is absent. Times in seconds.
+
+    Attributes:
+        stage: what is being done.
+        region: path of the block that is being compiled, ``""`` if none is.
+        phase: one of :data:`PHASES`, or ``"backend"`` for a compiler that is not told apart any further.
+        elapsed_seconds: since the stage began.
+        last_seconds: what the same stage took the last time.
+        remaining_seconds: an estimate of what is left of the stage.
+        done: how many graphs are compiled, or rounds timed.
+        expected: how many there will be.
+        at_least: whether there may be more than ``expected``.
+        unit: what ``done`` and ``expected`` count: ``"graphs"`` or ``"rounds"``.
+    """
+
+    stage: str
+    region: str = ""
+    class_name: str = ""
+    phase: str = ""
+    elapsed_seconds: float | None = None
+    last_seconds: float | None = None
+    remaining_seconds: float | None = None
+    done: int | None = None
+    expected: int | None = None
+    at_least: bool = False
+    unit: str = ""
+
+
+@dataclass
 class Report:
     """Everything known about one model's compilation. See the module's text for the file format."""
 
@@ -252,6 +282,7 @@ class Report:
     strategies: dict[str, Strategy] = field(default_factory=dict)
     timeline: list[Event] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    progress: Snapshot | None = None  # of a finished report there is none
 
     # -- data ---------------------------------------------------------------------------------------------------
 

@@ -19,15 +19,15 @@ from nbcompile.errors import UsageError
 from nbcompile.render import units
 from nbcompile.render.charts import figure, figure_dict
 from nbcompile.render.html import render_html, render_page
-from nbcompile.render.mime import PLOTLY_MIME_TYPE, mime_bundle
+from nbcompile.render.mime import PLOTLY_MIME_TYPE, LiveBundle, mime_bundle
 from nbcompile.render.text import render_text
-from nbcompile.report import MIME_TYPE, PHASE_TITLES, Group, Recompile, RegionTime, Report, Rest, Strategy
+from nbcompile.report import MIME_TYPE, PHASE_TITLES, Group, Recompile, RegionTime, Report, Rest, Snapshot, Strategy
 
 from .reports import HOSTILE, hostile_report, many_regions, sample_report
 
 COMPILE = "Compile time by region and phase (s)"
 STEADY = "Steady time per call"
-PAY_BACK = "Total time against number of calls (s)"
+PAY_BACK = "Total time against number of calls"
 
 HARMLESS = set(
     "html head meta title style body h1 div p ul li details summary pre figure figcaption "  # noqa: SIM905
@@ -591,3 +591,94 @@ def test_ten_thousand_recompiles_of_one_reason_are_one_row() -> None:
     page = Page(render_html(Report(groups=[Group("layers", "A", 10_000, 10_000, recompiles=recompiles)])))
     (row,) = page.tables["Recompiles"][1:]
     assert row[:3] == ["layers.0 and 9999 more", "10000", "10.0 s"]
+
+
+# -- a report that is not finished -----------------------------------------------------------------------------------
+
+COMPILING = Snapshot(
+    stage="regional: cold start (compiling)",
+    region="model.layers.0",
+    class_name="SampleLayer",
+    phase="kernels",
+    elapsed_seconds=12.34,
+    last_seconds=100.0,
+    remaining_seconds=87.66,
+    done=0,
+    expected=1,
+    at_least=True,
+    unit="graphs",
+)
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "line"),
+    [
+        (
+            COMPILING,
+            "regional: cold start (compiling) · model.layers.0 (SampleLayer), Kernel compile (C++/Triton) · "
+            "12.3 s (last time 1 min 40 s) · 0 of at least 1 graph done · about 1 min 28 s left",
+        ),
+        (Snapshot("full: memory"), "full: memory"),
+        (Snapshot("a", elapsed_seconds=0.04, remaining_seconds=0.2), "a · 0.0 s · about 1 s left"),
+        (Snapshot("a", phase="backward", done=1, unit="graphs"), "a · Backward · 1 graph done"),
+        (Snapshot("a", done=2, expected=6, unit="rounds"), "a · 2 of 6 rounds done"),
+        (Snapshot("a", elapsed_seconds=59.96), "a · 1 min 0 s"),
+    ],
+)
+def test_where_work_stands_is_one_line_of_what_is_known(snapshot: Snapshot, line: str) -> None:
+    report = Report(progress=snapshot)
+    assert render_text(report) == line
+    assert f'<p class="nbc-progress">{line}</p>' in render_html(report)
+
+
+def test_an_unfinished_report_shows_its_line_and_the_charts_that_there_are() -> None:
+    # GIVEN a report whose work goes on
+    report = replace(sample_report(), progress=COMPILING)
+    # WHEN it is shown
+    bundle = mime_bundle(report)
+    # THEN it has the charts of the finished one, and the report itself, which can be read again
+    assert svg_titles(bundle["text/html"]) == svg_titles(render_html(sample_report())) != []
+    assert Report.from_dict(json.loads(json.dumps(bundle[MIME_TYPE]))) == report
+    # AND the charts need not be drawn anew for another line
+    drawn = LiveBundle(report)
+    later = replace(COMPILING, elapsed_seconds=13.0)
+    assert drawn.at(COMPILING) == bundle
+    assert drawn.at(later) == mime_bundle(replace(report, progress=later))
+
+
+def svg_titles(page: str) -> list[str]:
+    return re.findall(r"<figcaption>(.*?)</figcaption>", page)
+
+
+@pytest.mark.parametrize("regions", [1, 30, 100])
+def test_an_unfinished_report_is_small_enough_to_be_sent_often(regions: int) -> None:
+    # GIVEN a model of many regions under three strategies WHEN its unfinished report is shown
+    times = [
+        RegionTime(f"encoder.stage{n}.blocks", "Block", 1.0 + n, dict.fromkeys(PHASE_TITLES, 1.0))
+        for n in range(regions)
+    ]
+    strategies = {name: Strategy(1.0, steady_seconds=0.1, regions=times) for name in ("eager", "regional", "full")}
+    report = Report(strategies=strategies, progress=COMPILING)
+    # THEN it takes less than 50 kB, and the figure of the finished one less than 200 kB
+    live = mime_bundle(report)
+    assert len(json.dumps(live)) < 50_000
+    assert (MIME_TYPE in live) == (regions == 1)  # a large report is left to the finished output
+    assert LiveBundle(report).size == pytest.approx(len(json.dumps(live)), rel=0.2, abs=1000)
+    assert len(json.dumps(figure_dict(replace(report, progress=None)))) < 200_000
+
+
+def test_a_hostile_snapshot_is_drawn_as_letters() -> None:
+    # GIVEN a snapshot from anywhere WHEN it is drawn THEN nothing of it is markup or a number that cannot be
+    snapshot = Snapshot(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1e308, -1.0, 1e308, 10**400, -(10**400), True, HOSTILE)
+    page = render_html(Report(progress=snapshot))
+    assert set(Page(page).tags) <= HARMLESS
+    assert "<script" not in page
+    page.encode()
+    assert render_text(Report(progress=snapshot)).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("decade", "shown"), [(-7, "0.1 µs"), (-6, "1 µs"), (-2, "10 ms"), (0, "1 s"), (3, "1000 s"), (6, "1000000 s")]
+)
+def test_a_decade_is_written_in_the_unit_of_times(decade: int, shown: str) -> None:
+    assert units.decade_seconds(decade) == shown

@@ -19,6 +19,7 @@ STOREYS: list[set[str]] = [
     {"errors"},
     {"plugin", "regions", "report"},
     {"cache"},
+    {"progress"},
     {"explain", "measure"},
     {"breaks", "causes", "methods"},
     {"events"},

@@ -16,8 +16,9 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
 from ..errors import NbcompileError, UsageError
+from . import live
+from .live import Live
 from .lookup import evaluate_model, is_compiled, model_in_body, only_model, unquote
-from .output import CellOutput
 from .step import Step
 
 if TYPE_CHECKING:
@@ -129,10 +130,11 @@ class NbcompileMagics(Magics):
                 if args.model is None
                 else evaluate_model(args.model, self.shell)
             )
-        output = CellOutput(self.shell, quiet=args.quiet)
+        output = Live(self.shell, quiet=args.quiet)
         before = _compilation(model)
         try:
-            report = self._measure(model, step, args, settings, output)
+            with output.working:
+                report = self._measure(model, step, args, settings, output)
         except BaseException as error:
             _show_so_far(model, before, error, output)
             _raise_from_cell(error, step)
@@ -148,7 +150,7 @@ class NbcompileMagics(Magics):
         return report if args.output else None
 
     def _measure(
-        self, model: Module, step: Step, args: argparse.Namespace, settings: dict[str, Any], output: CellOutput
+        self, model: Module, step: Step, args: argparse.Namespace, settings: dict[str, Any], output: Live
     ) -> Report:
         from ..compare import compare
 
@@ -161,7 +163,7 @@ class NbcompileMagics(Magics):
             calls=args.calls,
             keep="regional",
             check=args.check,
-            progress=output.line,
+            progress=output.progress,
         )
 
     def _settings(self, args: argparse.Namespace) -> dict[str, Any]:
@@ -255,10 +257,12 @@ class NbcompileMagics(Magics):
 def load(shell: Any) -> None:
     """Register the magics with ``shell``."""
     shell.register_magics(NbcompileMagics)
+    live.install(shell)
 
 
 def unload(shell: Any) -> None:
     """Remove from ``shell`` what :func:`load` registered; a magic that has replaced one of ours since stays."""
+    live.uninstall(shell)
     manager = shell.magics_manager
     instance = manager.registry.pop(NbcompileMagics.__name__, None)
     for kind, names in NbcompileMagics.magics.items():
@@ -338,7 +342,7 @@ def _compilation(model: Module) -> object:
     return current(model)
 
 
-def _show_so_far(model: Module, before: object, error: BaseException, output: CellOutput) -> None:
+def _show_so_far(model: Module, before: object, error: BaseException, output: Live) -> None:
     """Show what a cell that was cut short has compiled, if anything; never what an earlier cell has."""
     from ..compiler import report
 

@@ -19,13 +19,14 @@ from .series import (
     Steady,
     compile_sections,
     crossings,
+    decades,
     describe_bar,
     describe_phase,
     pay_back,
     phases_of,
     steady_times,
 )
-from .units import count, middle, ratio, seconds, spread_seconds, time_unit
+from .units import count, decade_seconds, middle, ratio, seconds, spread_seconds, time_unit
 
 # Mid-grey has a contrast of about 4 on JupyterLab's white and on its dark background.
 _INK = "#7d7d7d"
@@ -276,7 +277,7 @@ def _draw_steady_time(page: _Page, times: list[Steady]) -> None:
 
 def _draw_pay_back(page: _Page, lines: list[Line]) -> None:
     number = page.add_panel(
-        "Total time against number of calls (s)", 230, _legend_height([line.name for line in lines])
+        "Total time against number of calls", _PAY_BACK_HEIGHT, _legend_height([line.name for line in lines])
     )
     for line in lines:
         page.data.append(
@@ -341,8 +342,8 @@ def _draw_pay_back(page: _Page, lines: list[Line]) -> None:
         {"type": "log", "title": {"text": "calls", "standoff": 4}, "dtick": 1, "range": [0, _log10(farthest) + 0.01]},
         {
             "type": "log",
-            "nticks": 6,
-            "exponentformat": "SI",
+            "tickvals": [10.0**decade for decade in decades(floor, ceiling)],
+            "ticktext": [decade_seconds(decade) for decade in decades(floor, ceiling)],
             "range": [floor, ceiling],
         },
     )
@@ -367,10 +368,13 @@ def _labels(number: str, x: list[float], y: list[int], text: list[str]) -> dict[
 
 
 def _legend_height(names: list[str]) -> float:
-    """The pixels that a horizontal legend takes at 600 pixels' width; all its columns are as wide as the widest."""
-    widest = max(len(name) for name in names) * 6 + 46
-    columns = max(1, (600 - _LEFT - _RIGHT) // widest)
-    return 20 * -(-len(names) // columns) + 8
+    """The pixels that a horizontal legend takes at 600 pixels' width.
+
+    Plotly puts it in one row if it fits; else all its columns are as wide as the widest.
+    """
+    widths, room = [len(name) * 6 + 46 for name in names], 600 - _LEFT - _RIGHT
+    rows = 1 if sum(widths) <= room else -(-len(names) // max(1, room // max(widths)))
+    return 20 * rows + 8
 
 
 def _lines(lines: list[str]) -> str:

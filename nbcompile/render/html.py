@@ -7,19 +7,23 @@ site strips the style, plain tables are left. Every string of a report passes :f
 from __future__ import annotations
 
 import html
+from collections.abc import Iterator
 
-from ..report import Report
+from ..report import Report, Snapshot
 from .svg import charts
-from .tables import Notice, Table, environment_line, head, notes, settings_line, tables, warnings
+from .tables import Notice, Table, environment_line, head, notes, progress_line, settings_line, tables, warnings
 from .units import clean, escape_html
 
 _MOST_ROWS = 100
+_MOST_LIVE_BARS = 5  # of a strategy, while the output changes many times a second
 _MOST_DETAILS = 4000  # characters of a compiler's message
 
 _STYLE = """
 .nbc-report{font-size:13px;line-height:1.45;max-width:960px;overflow-wrap:anywhere}
 .nbc-report .nbc-head{font-size:15px;font-weight:600;margin:0 0 4px}
 .nbc-report .nbc-faint{opacity:.75;margin:0 0 4px;font-size:12px}
+.nbc-report .nbc-progress{margin:4px 0;padding:4px 10px;border-left:4px solid #0072B2;background:rgba(0,114,178,.13);\
+font-variant-numeric:tabular-nums}
 .nbc-report .nbc-warnings{margin:8px 0;padding:6px 12px 6px 28px;border-left:4px solid #D55E00;\
 background:rgba(213,94,0,.13)}
 .nbc-report .nbc-warnings li{margin:2px 0;font-weight:600}
@@ -53,14 +57,15 @@ overflow-wrap:anywhere}
 
 def render_html(report: Report) -> str:
     """The report as an HTML fragment: warnings first, then the charts, then every figure in tables."""
+    if report.progress is not None:
+        return render_live(render_charts(report), report.progress)
     parts = [f"<style>{_STYLE}</style>", f'<p class="nbc-head">{escape_html(head(report))}</p>']
     for name, line in (("settings", settings_line(report)), ("environment", environment_line(report))):
         if line:
             parts.append(f'<p class="nbc-faint">{name}: {escape_html(line, 600)}</p>')
     if found := warnings(report):
         parts.append(f'<ul class="nbc-warnings" aria-label="Warnings">{"".join(map(_warning, found))}</ul>')
-    for title, svg in charts(report):
-        parts.append(f'<figure class="nbc-figure"><figcaption>{escape_html(title)}</figcaption>{svg}</figure>')
+    parts += _figures(charts(report))
     built = tables(report, _MOST_ROWS)
     parts += map(_table, built)
     if lines := notes(report, _MOST_ROWS):
@@ -69,6 +74,22 @@ def render_html(report: Report) -> str:
     if not built:
         parts.append("<p>Nothing has been compiled or measured yet.</p>")
     return f'<div class="nbc-report">{"".join(parts)}</div>'
+
+
+def render_charts(report: Report) -> str:
+    """The charts of a report that is not finished, apart from the line that changes all the time."""
+    return "".join(_figures(charts(report, most=_MOST_LIVE_BARS)))
+
+
+def render_live(charts: str, snapshot: Snapshot) -> str:
+    """Where unfinished work stands, above the charts that :func:`render_charts` has drawn of it."""
+    line = f'<p class="nbc-progress">{escape_html(progress_line(snapshot), 600)}</p>'
+    return f'<div class="nbc-report"><style>{_STYLE}</style>{line}{charts}</div>'
+
+
+def _figures(drawn: list[tuple[str, str]]) -> Iterator[str]:
+    for title, svg in drawn:
+        yield f'<figure class="nbc-figure"><figcaption>{escape_html(title)}</figcaption>{svg}</figure>'
 
 
 def render_page(report: Report) -> str:

@@ -190,6 +190,12 @@ def crossings(lines: list[Line]) -> list[tuple[Line, Crossing, int]]:
     return [(line, even, level) for level, (line, even) in enumerate(found)]
 
 
+def decades(lowest: float, highest: float) -> list[int]:
+    """The powers of ten to write at a logarithmic axis between two of them, at most seven."""
+    first, last = math.ceil(lowest), math.floor(highest)
+    return list(range(first, last + 1, max(1, math.ceil((last - first) / 6))))
+
+
 def ordered_strategies(report: Report) -> list[tuple[str, Strategy]]:
     """The strategies with eager, which the others are compared with, in front."""
     return sorted(report.strategies.items(), key=lambda item: item[0] != "eager")
@@ -253,6 +259,8 @@ def _bar(path: str, class_name: str, total: float, phases: dict[str, float], gra
     if whole and whole - named > 1e-3 * whole:
         split["other"] += whole - named
     shown = {phase: taken for phase, taken in split.items() if taken > 0}
+    if len(shown) > 1 and shown.get("other", 0.0) < 1e-3 * sum(shown.values()):
+        shown.pop("other", None)  # rounding between the compiler's clocks: nobody could see it, yet it has a legend
     if not shown:
         return None
     return Bar(path, class_name, whole or named, shown, graphs)

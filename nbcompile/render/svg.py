@@ -16,13 +16,14 @@ from .series import (
     Steady,
     compile_sections,
     crossings,
+    decades,
     describe_bar,
     describe_phase,
     pay_back,
     phases_of,
     steady_times,
 )
-from .units import count, digits, escape_html, middle, ratio, seconds, spread_seconds, time_unit
+from .units import count, decade_seconds, digits, escape_html, middle, ratio, seconds, spread_seconds, time_unit
 
 _WIDTH = 640
 _LEFT = 172
@@ -32,16 +33,20 @@ _LABEL = 20
 _FAINT = 'stroke="currentColor" stroke-opacity="0.18"'
 
 
-def charts(report: Report) -> list[tuple[str, str]]:
-    """Title and SVG of each chart for which the report has figures."""
+def charts(report: Report, *, most: int | None = None) -> list[tuple[str, str]]:
+    """Title and SVG of each chart for which the report has figures.
+
+    Args:
+        most: how many bars of regions a strategy may have; chosen to fit if ``None``.
+    """
     drawn = []
-    if sections := compile_sections(report):
+    if sections := compile_sections(report, most=most):
         drawn.append(("Compile time by region and phase (s)", _compile_time(sections)))
     if times := steady_times(report):
         unit = time_unit(max(steady.seconds for steady in times))[1]
         drawn.append((f"Steady time per call ({unit}), and speed against eager", _steady_time(times)))
     if lines := pay_back(report):
-        drawn.append(("Total time against number of calls (s)", _pay_back(lines)))
+        drawn.append(("Total time against number of calls", _pay_back(lines)))
     return drawn
 
 
@@ -120,11 +125,10 @@ def _pay_back(lines: list[Line]) -> str:
         x = at_x(10**decade)
         body.append(f'<path d="M{x:.1f} {top}V{bottom}" {_FAINT}/>')
         body.append(_words(x, bottom + 16, _power(decade), anchor="middle", faint=True))
-    first, last = math.ceil(lowest), math.floor(highest)
-    for decade in range(first, last + 1, max(1, math.ceil((last - first) / 6))):
+    for decade in decades(lowest, highest):
         y = at_y(10.0**decade)
         body.append(f'<path d="M{left} {y:.1f}H{right}" {_FAINT}/>')
-        body.append(_words(left - 8, y + 4, seconds(10.0**decade), anchor="end", faint=True))
+        body.append(_words(left - 8, y + 4, decade_seconds(decade), anchor="end", faint=True))
     body.append(_words((left + right) / 2, bottom + 34, "calls", anchor="middle", faint=True))
     for line in lines:
         path = "L".join(f"{at_x(calls):.1f} {at_y(total):.1f}" for calls, total in line.points)

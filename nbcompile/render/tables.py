@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..report import PHASES, Recompile, RegionCheck, Report, Strategy
+from ..report import PHASE_TITLES, PHASES, Recompile, RegionCheck, Report, Snapshot, Strategy
 from .series import break_even, compile_sections, half_spread, ordered_strategies, speed
 from .units import (
     ABSENT,
     amount,
     brief,
     clean,
+    clock,
     count,
     difference,
     middle,
@@ -67,6 +68,27 @@ def head(report: Report) -> str:
         _text(model, "device") or _text(environment, "device"),
         f"torch {_torch(environment)}" if _torch(environment) else "",
     ]
+    return " · ".join(part for part in parts if part)
+
+
+def progress_line(snapshot: Snapshot) -> str:
+    """Where unfinished work stands; what is not known is left out."""
+    region = middle(snapshot.region, _PATH)
+    if region and snapshot.class_name:
+        region = f"{region} ({clean(snapshot.class_name, 40)})"
+    phase = PHASE_TITLES.get(snapshot.phase, clean(snapshot.phase, 40))
+    parts = [clean(snapshot.stage, 120), ", ".join(filter(None, (region, phase)))]
+    if amount(snapshot.elapsed_seconds) is not None:
+        last = f" (last time {clock(snapshot.last_seconds)})" if amount(snapshot.last_seconds) is not None else ""
+        parts.append(f"{clock(snapshot.elapsed_seconds)}{last}")
+    if snapshot.done is not None:
+        every = "" if snapshot.expected is None else f" of {'at least ' * snapshot.at_least}{count(snapshot.expected)}"
+        unit = clean(snapshot.unit, 20)
+        one = (snapshot.done if snapshot.expected is None else snapshot.expected) == 1
+        parts.append(f"{count(snapshot.done)}{every} {unit.removesuffix('s') if one else unit} done")
+    left = amount(snapshot.remaining_seconds)
+    if left is not None:
+        parts.append(f"about {clock(left) if left >= 60 else f'{max(1, round(left))} s'} left")
     return " · ".join(part for part in parts if part)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..report import Report
-from .tables import Table, environment_line, head, notes, settings_line, tables, warnings
+from .tables import Table, environment_line, head, notes, progress_line, settings_line, tables, warnings
 from .units import width
 
 _MOST_ROWS = 40
@@ -11,6 +11,8 @@ _MOST_ROWS = 40
 
 def render_text(report: Report) -> str:
     """The report as aligned tables, warnings first, sections without content left out."""
+    if report.progress is not None:
+        return progress_line(report.progress)
     lines = [head(report)]
     if line := settings_line(report):
         lines.append(f"settings: {line}")

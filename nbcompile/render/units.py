@@ -52,6 +52,17 @@ def digits(number: float, significant: int = 3) -> str:
     return f"{rounded:.{max(0, significant - 1 - exponent)}f}"
 
 
+def clock(value: object) -> str:
+    """A time that is still running: ``"8.4 s"``, ``"2 min 5 s"``: no more digits than can be read."""
+    number = amount(value)
+    if number is None:
+        return ABSENT
+    if number < 59.95:
+        return f"{number:.1f} s"
+    whole = round(number)
+    return f"{count(whole // 60)} min {whole % 60} s"
+
+
 def time_unit(longest: float) -> tuple[float, str]:
     """The unit in which ``longest`` seconds are best told, as its length in seconds and its name."""
     return _unit(longest, _TIME_UNITS)
@@ -60,6 +71,12 @@ def time_unit(longest: float) -> tuple[float, str]:
 def seconds(value: object) -> str:
     """A time: ``"1.23 ms"``."""
     return _in_units(value, _TIME_UNITS, " ", zero="0 s")
+
+
+def decade_seconds(decade: int) -> str:
+    """A power of ten of seconds for an axis: ``"10 ms"``."""
+    factor, unit = time_unit(10.0**decade)
+    return f"{count(round(10.0**decade / factor)) if decade >= 0 else f'{10.0**decade / factor:g}'} {unit}"
 
 
 def spread_seconds(value: object, half_spread: float | None) -> str:
