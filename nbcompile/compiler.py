@@ -237,7 +237,7 @@ def report(model: nn.Module) -> Report:
         UsageError: this package has not compiled the model. A copy of a compiled model is a model of its own.
     """
     check_model(model)
-    compilation, tuned = current(model), _tuning_of(model)
+    compilation, tuned = current(model), latest_tuning(model)
     if compilation is None and tuned is not None:
         return tuned
     if compilation is None:
@@ -262,7 +262,8 @@ def remember_tuning(model: nn.Module, tuned: Report) -> None:
     _tunings[key] = (weakref.ref(model, forget), tuned)
 
 
-def _tuning_of(model: nn.Module) -> Report | None:
+def latest_tuning(model: nn.Module) -> Report | None:
+    """The latest tuning of the model, if it had one since it was last restored."""
     alive, tuned = _tunings.get(id(model), (None, None))
     return tuned if alive is not None and alive() is model else None
 

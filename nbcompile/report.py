@@ -234,6 +234,9 @@ AXES: dict[str, Any] = {"strategy": None, "backend": "inductor", "mode": "defaul
 _AXIS_TYPES: dict[str, tuple[type, ...]] = {"dynamic": (bool, types.NoneType)}
 _DEFAULT_CALLS = 1000
 
+#: How many settings a tuning may have.
+MOST_TRIALS = 256
+
 
 @dataclass
 class Trial:
@@ -323,7 +326,12 @@ class Report:
                 f"this report has schema {str(schema)[:40]!r}; this version of nbcompile reads schema {SCHEMA}. "
                 "A newer nbcompile may be able to read it."
             )
-        return typing.cast("Report", _build(cls, data, "report"))
+        report = typing.cast("Report", _build(cls, data, "report"))
+        if len(report.tuning) > MOST_TRIALS:  # each is ranked against each
+            raise ReportError(
+                f"report.tuning: {len(report.tuning)} settings, more than the {MOST_TRIALS} of any tuning"
+            )
+        return report
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Report:

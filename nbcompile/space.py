@@ -9,7 +9,7 @@ from typing import Any
 
 from .errors import UsageError
 from .plugin import TorchDynamoPlugin, backend_name
-from .report import AXES, that_matter
+from .report import AXES, MOST_TRIALS, that_matter
 
 STRATEGIES = ("eager", "regional", "full")
 RESTS = ("auto", "compile", "eager")
@@ -92,6 +92,8 @@ def settings_of(space: Mapping[str, Sequence[Any]]) -> list[Setting]:
     for value, why in refused.items():  # a mode need not go with each backend, but it must go with one
         if value not in accepted:
             raise why
+    if len(found) > MOST_TRIALS:
+        raise UsageError(f"the space has {len(found)} settings; a tuning takes {MOST_TRIALS} at most: leave values out")
     return list(found.values())
 
 

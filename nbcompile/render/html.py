@@ -10,7 +10,7 @@ import html
 
 from ..report import Report
 from .svg import charts
-from .tables import Notice, Table, environment_line, head, notes, settings_line, tables, warnings
+from .tables import Notice, Table, environment_line, head, notes, recommendation, settings_line, tables, warnings
 from .units import clean, escape_html
 
 _MOST_ROWS = 100
@@ -20,6 +20,8 @@ _STYLE = """
 .nbc-report{font-size:13px;line-height:1.45;max-width:960px;overflow-wrap:anywhere}
 .nbc-report .nbc-head{font-size:15px;font-weight:600;margin:0 0 4px}
 .nbc-report .nbc-faint{opacity:.75;margin:0 0 4px;font-size:12px}
+.nbc-report .nbc-advice{margin:8px 0;padding:6px 12px;border-left:4px solid #009E73;background:rgba(0,158,115,.13);\
+font-weight:600}
 .nbc-report .nbc-warnings{margin:8px 0;padding:6px 12px 6px 28px;border-left:4px solid #D55E00;\
 background:rgba(213,94,0,.13)}
 .nbc-report .nbc-warnings li{margin:2px 0;font-weight:600}
@@ -57,6 +59,8 @@ def render_html(report: Report) -> str:
     for name, line in (("settings", settings_line(report)), ("environment", environment_line(report))):
         if line:
             parts.append(f'<p class="nbc-faint">{name}: {escape_html(line, 600)}</p>')
+    if said := recommendation(report):
+        parts.append(f'<p class="nbc-advice">{escape_html(said, 900)}</p>')
     if found := warnings(report):
         parts.append(f'<ul class="nbc-warnings" aria-label="Warnings">{"".join(map(_warning, found))}</ul>')
     for title, svg in charts(report):
