@@ -233,6 +233,7 @@ AXES: dict[str, Any] = {"strategy": None, "backend": "inductor", "mode": "defaul
 
 _AXIS_TYPES: dict[str, tuple[type, ...]] = {"dynamic": (bool, types.NoneType)}
 _DEFAULT_CALLS = 1000
+_LONGEST_NAME = 300
 
 #: How many settings a tuning may have.
 MOST_TRIALS = 256
@@ -511,6 +512,8 @@ def _check_trial(trial: Trial, where: str) -> None:
     for axis, value in trial.settings.items():
         if axis in AXES and not isinstance(value, _AXIS_TYPES.get(axis, (str,))):
             raise ReportError(f"{where}.settings.{axis}: found {type(value).__name__}, which it cannot be")
+        if isinstance(value, str) and len(value) > _LONGEST_NAME:
+            raise ReportError(f"{where}.settings.{axis[:40]}: a name of {len(value)} characters")
     trial.settings = {axis: value for axis, value in trial.settings.items() if axis in AXES}  # others are unknown here
 
 
