@@ -247,7 +247,7 @@ def report(model: nn.Module) -> Report:
         )
     result = compilation.report()
     if tuned is not None:
-        result.tuning = tuned.tuning
+        result.tuning, result.settings = tuned.tuning, {**result.settings, **tuned.settings}
     return result
 
 

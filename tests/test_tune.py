@@ -118,14 +118,28 @@ def test_the_model_is_left_as_it_was() -> None:
     assert ran_eager(model, rows()) == 4
     nbcompile.compile_regions(model, backend="eager")
     model(rows())
-    tune(model)
+    tune(model, calls=77)
     assert ran_eager(model, rows()) == 0
     report = nbcompile.report(model)
     assert report.settings["backend"] == "eager"
-    assert len(report.tuning) == 3  # and the tuning is known
+    assert (len(report.tuning), report.tuned_calls) == (3, 77)  # and the tuning is known
     nbcompile.restore(model)
     with pytest.raises(UsageError, match="has not compiled"):
         nbcompile.report(model)
+
+
+def test_eager_is_eager_although_the_model_is_compiled() -> None:
+    # GIVEN a model that is compiled, and a step that tells how many of its blocks ran uncompiled
+    model, counted = nbcompile.compile_regions(net(), backend="eager"), []
+
+    def step() -> torch.Tensor:
+        counted.append(ran_eager(model, rows()))
+        result: torch.Tensor = model(rows())
+        return result
+
+    # WHEN nothing but eager is measured THEN all of them did, each time
+    tune(model, step, space={"strategy": ["eager"]}, budget=0.5)
+    assert set(counted) == {4}
 
 
 def test_the_best_is_applied() -> None:
