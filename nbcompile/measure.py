@@ -69,7 +69,11 @@ class Rounds:
             self._numbers[name] = self._calls or max(
                 1, min(_MOST_CALLS, math.ceil(self._seconds / max(estimate, 1e-9)))
             )
-        self._times.setdefault(name, []).append(self._timer.timeit(self._numbers[name]).median)
+        number = self._numbers[name]
+        taken = self._timer.timeit(number).median
+        self._times.setdefault(name, []).append(taken)
+        if self._calls is None and taken * number > 2 * self._seconds:  # the call that was timed first was a quick one
+            self._numbers[name] = max(1, math.ceil(self._seconds / taken))
 
     def timing(self, name: str) -> Timing | None:
         """The figures of all rounds of a candidate so far; ``None`` if it had none."""

@@ -306,7 +306,11 @@ class _Tuning:
 
     def round_cost(self, name: str) -> float:
         """Seconds that a round takes."""
-        return max(self.round_seconds, self.measurement.figures[name].steady_seconds or 0.0)
+        timing = self.rounds.timing(name)
+        if timing is None:
+            return self.round_seconds
+        warm_up = max(2, timing.calls // 100)  # calls that torch's timer makes before it begins
+        return max(self.round_seconds, timing.median * (timing.calls + warm_up))
 
     def estimate(self, name: str) -> float | None:
         """Seconds that compiling a setting would take, ``None`` if nothing like it was measured."""
