@@ -1,11 +1,11 @@
 """Compile PyTorch models block by block in the live kernel, and see what it was worth.
 
 The names below are loaded when they are first used, so ``import nbcompile`` and ``%load_ext nbcompile`` cost
-milliseconds and do not import torch. In a notebook, ``%load_ext nbcompile`` adds ``%%compile_regional`` and
-``%nbcompile``.
+milliseconds and do not import torch. In a notebook, ``%load_ext nbcompile`` adds ``%%compile_regional``,
+``%%tune`` and ``%nbcompile``.
 
-``nbcompile.report`` and ``nbcompile.compare`` are functions, although modules of the same names exist. To reach
-something else in such a module write ``from nbcompile.report import ...``.
+``nbcompile.report``, ``nbcompile.compare`` and ``nbcompile.tune`` are functions, although modules of the same names
+exist. To reach something else in such a module write ``from nbcompile.report import ...``.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .regions import plan_regions as plan_regions
     from .report import Report as Report
     from .report import load_report as load_report
+    from .tune import tune as tune
 
 __version__ = "0.1.0"
 
@@ -54,10 +55,11 @@ _MODULE_OF = {
     "plan_regions": "regions",
     "report": "compiler",
     "restore": "compiler",
+    "tune": "tune",
 }
 
 #: Modules that import torch's compiler, which needs a cache folder that it can use.
-_NEED_COMPILER = ("compare", "compiler")
+_NEED_COMPILER = ("compare", "compiler", "tune")
 
 __all__ = [*_MODULE_OF, "__version__"]
 
@@ -95,7 +97,7 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Add ``%%compile_regional`` and ``%nbcompile``: what ``%load_ext nbcompile`` calls."""
+    """Add ``%%compile_regional``, ``%%tune`` and ``%nbcompile``: what ``%load_ext nbcompile`` calls."""
     from .notebook.magics import load
 
     load(shell)

@@ -172,14 +172,14 @@ def _run(call: Callable[..., Any], block: nn.Module, args: tuple[Any, ...], kwar
             raise _NotCopiedError(_brief(error)) from error
         known = {id(source) for source in sources}
         sources += [p for p in block.parameters() if p.requires_grad and id(p) not in known]
-        before = _random_state(device)
+        before = measure.random_state(device)
         outputs = _tensors(call(*args, **kwargs))
         gradients, gradient_failure = None, ""
         try:
             gradients = _gradients(outputs, sources)
         except Exception as error:
             gradient_failure = _brief(error)
-        after = _random_state(device)
+        after = measure.random_state(device)
         return _Run(
             # copied while the block's buffers are as it left them: an output may be one of them
             outputs=[output.detach().clone() for output in outputs],
@@ -260,13 +260,6 @@ def _same_random_numbers(device: torch.device) -> Iterator[None]:
             yield
     finally:
         random.setstate(state)
-
-
-def _random_state(device: torch.device) -> list[torch.Tensor]:
-    states = [torch.get_rng_state()]
-    if device.type not in ("cpu", "meta"):
-        states.append(torch.get_device_module(device).get_rng_state(device))
-    return states
 
 
 @contextlib.contextmanager
@@ -393,7 +386,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 def _judge(result: RegionCheck, expected: _Run, actual: _Run) -> None:
     """Fill a check's figures in."""
-    result.largest = _largest([_magnitude(output) for output in expected.outputs])
+    result.largest = _largest([measure.magnitude(output) for output in expected.outputs])
     if len(expected.outputs) != len(actual.outputs):
         result.drifts = True
         result.note = f"returns {len(actual.outputs)} tensors, eager {len(expected.outputs)}"
@@ -425,33 +418,11 @@ def _judge(result: RegionCheck, expected: _Run, actual: _Run) -> None:
 def _held_together(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[float | None, bool, str]:
     """Largest difference of pairs of an eager and a compiled tensor, whether any pair drifts, and a note."""
     differences = [measure.max_abs_diff(*pair) for pair in pairs]
-    drifts = any(_drifts(*pair, difference) for pair, difference in zip(pairs, differences, strict=True))
+    drifts = any(measure.tensor_drifts(*pair, difference) for pair, difference in zip(pairs, differences, strict=True))
     largest = _largest(differences)
     if largest is not None and math.isinf(largest):
         return None, drifts, "of another shape, or not finite where eager is"
     return largest, drifts, ""
-
-
-def _drifts(expected: torch.Tensor, actual: torch.Tensor, difference: float | None) -> bool:
-    """Whether two tensors differ by more than ``torch.testing.assert_close`` allows for their dtype."""
-    try:
-        torch.testing.assert_close(actual, expected, equal_nan=True)
-    except AssertionError:
-        pass
-    else:
-        return False
-    same_kind = expected.dtype == actual.dtype and expected.shape == actual.shape and expected.is_floating_point()
-    if not same_kind or difference is None or math.isinf(difference):
-        return True
-    # Sums taken in another order differ by a part of what was summed, not of what is left of it: a small element beside
-    # large ones may. So the difference is held against the tensor's largest element; where dtypes differ,
-    # assert_close allows what it allows for the wider tolerance of both, here that of the tensors' own.
-    largest = torch.tensor(_magnitude(expected) or 0.0, dtype=torch.float64)
-    try:
-        torch.testing.assert_close(largest + difference, largest.to(expected.dtype), check_dtype=False)
-    except AssertionError:
-        return True
-    return False
 
 
 def _both(expected: torch.Tensor | None, actual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -463,13 +434,6 @@ def _both(expected: torch.Tensor | None, actual: torch.Tensor | None) -> tuple[t
         zero = torch.zeros_like(known)
         return (zero, known) if expected is None else (known, zero)
     return expected, actual
-
-
-def _magnitude(tensor: torch.Tensor) -> float | None:
-    """The largest absolute value among a tensor's finite ones."""
-    values = tensor.detach().abs()
-    values = values[values.isfinite()]
-    return float(values.max()) if values.numel() else None
 
 
 def _largest(values: Sequence[float | None]) -> float | None:

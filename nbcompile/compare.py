@@ -7,7 +7,8 @@ told apart. Steady rounds of all strategies are interleaved. Whatever the user h
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,18 +67,19 @@ def compare(
         Exception: whatever the step raises when it runs eager. A strategy that fails is a line in the report.
     """
     check_model(model)
-    _check_arguments(step, strategies, keep, check, rounds, calls)
+    check_step(step)
+    _check_arguments(strategies, keep, check, rounds, calls)
     if plugin is None:
         plugin = TorchDynamoPlugin(backend=backend, mode=mode, fullgraph=fullgraph, dynamic=dynamic, options=options)
-    plan = plan_regions(model, rest=rest, regions=regions) if "regional" in strategies else None
-    with watched(progress) as tell, _put_back(model) as outcome:
-        comparison = _Comparison(model, step, plugin, tell)
+    plans = {"regional": plan_regions(model, rest=rest, regions=regions)} if "regional" in strategies else {}
+    with watched(progress) as tell, put_back(model) as outcome:
+        comparison = Measurement(model, step, tell)
         comparison.reference()
         if any(name != "eager" for name in strategies):
-            comparison.start_up()
+            comparison.start_up(plugin)
         for name in strategies:
             if name != "eager":
-                comparison.cold(name, plan if name == "regional" else None, rest)
+                comparison.cold(name, Compilation(model, plugin, strategy=name, plan=plans.get(name), rest=rest))
                 if check is not None:
                     comparison.check(name)
         outcome.take_off = keep == "eager"
@@ -85,21 +87,25 @@ def compare(
             outcome.kept = comparison.compilations.get(keep)
         comparison.steady(strategies, rounds, calls)
         comparison.memory()
-        result = comparison.report(strategies)
+        result = _report(comparison, strategies, plugin)
         if outcome.kept is not None:
             outcome.kept.strategies = result.strategies
         tell.result = result
         return result
 
 
-def _check_arguments(
-    step: object, strategies: Sequence[str], keep: str | None, check: object, rounds: int, calls: int | None
-) -> None:
+def check_step(step: object) -> None:
+    """Refuse a step that cannot be called."""
     if not callable(step):
         raise UsageError(
             "step is to be a function that runs the model once, such as lambda: model(**batch), "
             f"not {type(step).__name__}"
         )
+
+
+def _check_arguments(
+    strategies: Sequence[str], keep: str | None, check: object, rounds: int, calls: int | None
+) -> None:
     if not strategies or not isinstance(strategies, (list, tuple)):
         raise UsageError(f"strategies takes a list of names out of {', '.join(STRATEGIES)}, not {strategies!r}")
     for name in strategies:
@@ -116,17 +122,17 @@ def _check_arguments(
             raise UsageError(f"{what} takes a whole number from 1 on, not {number!r}")
 
 
-class _Outcome:
-    """What is to be on the model once the comparison is over."""
+class Outcome:
+    """What is to be on the model once the measurement is over."""
 
     kept: Compilation | None = None
     take_off: bool = False
 
 
 @contextlib.contextmanager
-def _put_back(model: nn.Module) -> Iterator[_Outcome]:
+def put_back(model: nn.Module) -> Iterator[Outcome]:
     """Take whatever is compiled off the model and put it back at the end, however that comes."""
-    outcome = _Outcome()
+    outcome = Outcome()
     try:
         with compiler.taken_off(model):
             yield outcome
@@ -137,13 +143,19 @@ def _put_back(model: nn.Module) -> Iterator[_Outcome]:
             compiler.restore(model)
 
 
-class _Comparison:
-    """The measurements of one call of :func:`compare`."""
+class Measurement:
+    """One model and step, measured eager and under as many compilations as are named to it.
 
-    def __init__(
-        self, model: nn.Module, step: Callable[[], Any], plugin: TorchDynamoPlugin, tell: Callable[[str], None]
-    ) -> None:
-        self.model, self.plugin, self.tell = model, plugin, Progress.of(tell)
+    Attributes:
+        compilations: by name those that can be run.
+        figures: by name what was measured; ``"eager"`` is always among them once :meth:`reference` has run.
+        notes: what a reader must know about all figures.
+        comparable: whether two eager runs of the step gave the same, within the tolerance for its dtype, and it drew
+            no random numbers, of which compiled code may have others.
+    """
+
+    def __init__(self, model: nn.Module, step: Callable[[], Any], tell: Progress) -> None:
+        self.model, self.tell = model, tell
         self.calls, self.changed_weights = 0, False
 
         def counted() -> Any:
@@ -155,7 +167,10 @@ class _Comparison:
         self.compilations: dict[str, Compilation] = {}
         self.figures: dict[str, Strategy] = {}
         self.notes: list[str] = []
-        self.expected: Any = None
+        self.comparable = False
+        self._expected: Any = None
+        self._drifting: set[str] = set()
+        self._rounding: float | None = None
         if self.tell.watched:
             self.tell.known(describe.new_report(model), self.figures)
 
@@ -171,10 +186,13 @@ class _Comparison:
                 f"the step never called the model (a {class_name(self.model)}) nor a part of it; it has to run the "
                 "model once, as in lambda: model(**batch)"
             )
-        self.expected = measure.snapshot(result)
+        self._expected = measure.snapshot(result)
         with measure.same_randomness():
+            state = measure.random_state(self.device)
             again = measure.snapshot(self.step())
-        difference = measure.max_abs_diff(self.expected, again)
+            drew = not all(map(torch.equal, state, measure.random_state(self.device)))
+        difference = measure.max_abs_diff(self._expected, again)
+        self.comparable = not drew and difference is not None and not measure.drifts(self._expected, again)
         self.figures["eager"] = Strategy(cold_seconds=seconds, cold_repeats=1, graphs=0)
         if difference is None:
             self.notes.append("the step returns nothing that could be compared; let it return the model's output")
@@ -184,12 +202,12 @@ class _Comparison:
                 "of its own); a difference of that size between strategies means nothing"
             )
 
-    def start_up(self) -> None:
-        """Have the compiler do what it does once a process, so that no strategy bears it alone."""
-        self.tell(f"start-up of the {describe.backend_of(self.plugin)} compiler")
+    def start_up(self, plugin: TorchDynamoPlugin) -> None:
+        """Have a compiler do what it does once a process, so that no strategy bears it alone."""
+        self.tell(f"start-up of the {describe.backend_of(plugin)} compiler")
         try:
             with measure.empty_compiler_cache():
-                seconds = measure.start_up(self.plugin.backend)
+                seconds = measure.start_up(plugin.backend)
         except Exception as error:  # the strategies will say what is wrong, each for itself
             self.notes.append(f"the compiler's start-up failed: {type(error).__name__}")
         else:
@@ -198,11 +216,10 @@ class _Comparison:
                 "starts do not contain that"
             )
 
-    def cold(self, name: str, plan: Any, rest: str) -> None:
+    def cold(self, name: str, compilation: Compilation) -> None:
         """Compile with an empty cache, and hold the result against eager's."""
         self.tell(f"{name}: cold start (compiling)")
         figures = self.figures[name] = Strategy()
-        compilation = Compilation(self.model, self.plugin, strategy=name, plan=plan, rest=rest)
         if self.tell.watched:
             self.tell.compiling(describe.compiling(compilation))
         compilation.install()
@@ -211,7 +228,9 @@ class _Comparison:
                 with measure.same_randomness():
                     result, seconds = measure.first_call(self.step, self.device)
                 figures.cold_seconds, figures.cold_repeats = seconds, 1
-                figures.max_abs_diff = measure.max_abs_diff(self.expected, measure.snapshot(result))
+                figures.max_abs_diff = measure.max_abs_diff(self._expected, measure.snapshot(result))
+                if measure.drifts(self._expected, result):
+                    self._drifting.add(name)
                 self.step()  # a second call may compile once more, as gradients or sizes turn out otherwise
         except NbcompileError as error:
             figures.failure = str(error)
@@ -248,10 +267,55 @@ class _Comparison:
         if figures.first_drift:
             self.tell(f"{name}: {figures.first_drift} is the first region that drifts from eager")
 
+    def wrong(self, name: str) -> str:
+        """Why a strategy's result is not eager's, ``""`` if it is.
+
+        It is where ``torch.testing.assert_close`` says so. Where the step itself does not give the same twice, each
+        region is held against eager on the inputs that it received instead. And a difference in a deep model's result
+        that eager shows too once the last bit of each layer's output is moved is rounding, and noted as that.
+        """
+        figures, drifting = self.figures[name], name in self._drifting
+        if not drifting and figures.max_abs_diff is not None:
+            return ""
+        if not self.comparable:
+            self.check(name)
+            if figures.first_drift:
+                return f"{figures.first_drift} does not compute what it computes eager on the same inputs"
+            figures.notes.append("its result as a whole cannot be judged; each region was held against eager instead")
+            return ""
+        difference = measure.max_abs_diff(0.0, figures.max_abs_diff)
+        assert difference is not None  # it drifts, so there was something to compare
+        if self._rounding is None:
+            self._rounding = self._moved_by_rounding()
+        if difference <= self._rounding:
+            figures.notes.append(
+                f"its result differs from eager's by {difference:.2g}, more than torch.testing.assert_close allows; "
+                f"moving the last bit of each layer's output moves eager's by {self._rounding:.2g}, so it is rounding"
+            )
+            return ""
+        return f"its result differs from eager's by {difference:.2g}, more than torch.testing.assert_close allows"
+
+    def _moved_by_rounding(self) -> float:
+        """How far the eager result moves if each layer's output is moved by the last bit: what rounding may do."""
+        self.tell("eager: how far rounding moves the result")
+        moved = [0.0]
+        for seed in range(3):
+            with _last_bits_moved(self.model, seed), measure.same_randomness():
+                try:
+                    moved.append(measure.max_abs_diff(self._expected, self.step()) or 0.0)
+                except Exception:  # a model that bears no hooks: then assert_close alone decides
+                    return 0.0
+        largest = max(moved)
+        return largest if math.isfinite(largest) else 0.0
+
     def steady(self, strategies: Sequence[str], rounds: int, calls: int | None) -> None:
         """Time later calls, the rounds of all strategies interleaved."""
-        conditions = {name: self._under(name) for name in strategies if name == "eager" or name in self.compilations}
+        conditions = {name: self.under(name) for name in strategies if name == "eager" or name in self.compilations}
         timings = measure.interleaved(conditions, self.step, rounds=rounds, calls=calls, progress=self.tell)
+        self.note(timings)
+
+    def note(self, timings: Mapping[str, measure.Timing]) -> None:
+        """Take steady times into the figures, and see when each pays back."""
         for name, timing in timings.items():
             figures = self.figures[name]
             figures.steady_seconds, figures.steady_spread = timing.median, timing.spread
@@ -271,27 +335,17 @@ class _Comparison:
         """The largest memory in use during one later call."""
         for name in ("eager", *self.compilations):
             self.tell(f"{name}: memory")
-            with self._under(name)():
+            with self.under(name)():
                 self.figures[name].peak_bytes = measure.peak_bytes(self.step, self.device)
 
-    def report(self, strategies: Sequence[str]) -> Report:
-        """Everything measured, with the regional compilation's groups if there is one."""
-        shown = next((self.compilations[n] for n in ("regional", "full") if n in self.compilations), None)
-        if shown is not None:
-            with self._under(shown.strategy)():
-                result = shown.report()
-        else:
-            result = describe.new_report(self.model)
-            result.settings = {"strategy": "eager", **self.plugin.to_dict()}
-        result.strategies = {name: self.figures[name] for name in strategies}
-        result.notes += self.notes
-        if self.changed_weights:
-            result.notes.append(
-                f"the step changes the model's weights or buffers; it ran {self.calls} times, and each time took effect"
-            )
-        return result
+    def told(self) -> list[str]:
+        """The notes for a report."""
+        if not self.changed_weights:
+            return self.notes
+        often = f"it ran {self.calls} times, and each time took effect"
+        return [*self.notes, f"the step changes the model's weights or buffers; {often}"]
 
-    def _under(self, name: str) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    def under(self, name: str) -> Callable[[], contextlib.AbstractContextManager[None]]:
         """A function that makes a context in which the model runs under a strategy."""
         compilation = self.compilations.get(name)
 
@@ -308,9 +362,46 @@ class _Comparison:
         return condition
 
 
+def _report(comparison: Measurement, strategies: Sequence[str], plugin: TorchDynamoPlugin) -> Report:
+    """Everything measured, with the regional compilation's groups if there is one."""
+    compilations = comparison.compilations
+    shown = next((name for name in ("regional", "full") if name in compilations), None)
+    if shown is not None:
+        with comparison.under(shown)():
+            result = compilations[shown].report()
+    else:
+        result = describe.new_report(comparison.model)
+        result.settings = {"strategy": "eager", **plugin.to_dict()}
+    result.strategies = {name: comparison.figures[name] for name in strategies}
+    result.notes += comparison.told()
+    return result
+
+
 def _versions(model: nn.Module) -> list[int]:
     """How often each parameter and buffer has been written to, by torch's own count."""
     return [tensor._version for tensor in (*model.parameters(), *model.buffers()) if not tensor.is_inference()]
+
+
+@contextlib.contextmanager
+def _last_bits_moved(model: nn.Module, seed: int) -> Iterator[None]:
+    """Every innermost module's output off by the last bit, up or down at random: twice what rounding may do there."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            signs = torch.randint(0, 2, value.shape, generator=generator).to(value.device, value.dtype) * 2 - 1
+            return value * (1 + signs * torch.finfo(value.dtype).eps)
+        return type(value)(map(moved, value)) if type(value) in (list, tuple) else value
+
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        return moved(output)
+
+    handles = [m.register_forward_hook(hook) for m in model.modules() if next(m.children(), None) is None]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextlib.contextmanager

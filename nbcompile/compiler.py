@@ -33,6 +33,8 @@ from .variants import Group, all_variants
 #: The attribute of a module in which it looks for its compiled call.
 SLOT = "_compiled_call_impl"
 _compilations: dict[int, Compilation] = {}
+#: The latest tuning of a model, finished or stopped, until the model is restored.
+_tunings: dict[int, tuple[weakref.ref[nn.Module], Report]] = {}
 
 
 class Compilation:
@@ -199,11 +201,17 @@ def compile_model(
 def restore(model: nn.Module) -> nn.Module:
     """Make the model as if this package had never compiled it, and free the compiled code. Returns the same model."""
     check_model(model)
+    _tunings.pop(id(model), None)
+    take_off(model)
+    return model
+
+
+def take_off(model: nn.Module) -> None:
+    """Take a model's compilation off for good."""
     compilation = _compilations.pop(id(model), None)
     if compilation is not None:
         compilation.retire()
         events.forget_dead_owners()
-    return model
 
 
 @contextlib.contextmanager
@@ -245,17 +253,41 @@ def taken_off(model: nn.Module) -> Iterator[list[tuple[nn.Module, Any]]]:
 def report(model: nn.Module) -> Report:
     """What was compiled for a model so far, how long it took, what was compiled again and why, what ran eager.
 
+    The latest tuning of the model is in it, also one that was stopped on its way.
+
     Raises:
         UsageError: this package has not compiled the model. A copy of a compiled model is a model of its own.
     """
     check_model(model)
-    compilation = current(model)
+    compilation, tuned = current(model), latest_tuning(model)
+    if compilation is None and tuned is not None:
+        return tuned
     if compilation is None:
         raise UsageError(
             f"nbcompile has not compiled this {class_name(model)}; call nbcompile.compile_regions(model) first, or run "
             "a %%compile_regional cell. A copy (deepcopy, pickle) of a compiled model is not compiled"
         )
-    return compilation.report()
+    result = compilation.report()
+    if tuned is not None:
+        result.tuning, result.settings = tuned.tuning, {**result.settings, **tuned.settings}
+    return result
+
+
+def remember_tuning(model: nn.Module, tuned: Report) -> None:
+    """Let :func:`report` tell a tuning of the model."""
+    key = id(model)
+
+    def forget(gone: weakref.ref[nn.Module]) -> None:
+        if _tunings.get(key, (None,))[0] is gone:
+            del _tunings[key]
+
+    _tunings[key] = (weakref.ref(model, forget), tuned)
+
+
+def latest_tuning(model: nn.Module) -> Report | None:
+    """The latest tuning of the model, if it had one since it was last restored."""
+    alive, tuned = _tunings.get(id(model), (None, None))
+    return tuned if alive is not None and alive() is model else None
 
 
 def current(model: nn.Module) -> Compilation | None:
@@ -266,7 +298,7 @@ def current(model: nn.Module) -> Compilation | None:
 
 def adopt(model: nn.Module, compilation: Compilation) -> None:
     """Put a compilation to work in place of the one the model had."""
-    restore(model)
+    take_off(model)
     compilation.install()
     _compilations[id(model)] = compilation
     weakref.finalize(model, _forget, id(model), weakref.ref(compilation))

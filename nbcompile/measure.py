@@ -48,6 +48,45 @@ def first_call(step: Callable[[], Any], device: torch.device | None) -> tuple[An
     return result, time.perf_counter() - begin
 
 
+class Rounds:
+    """Timed rounds of several candidates, kept apart by name, to which more can be added at any time.
+
+    Args:
+        step: runs the model once.
+        calls: calls per round; by default as many as take ``seconds``.
+        seconds: how long a round should last.
+
+    Attributes:
+        times: by name the seconds of a call in each round.
+    """
+
+    def __init__(self, step: Callable[[], Any], calls: int | None = None, seconds: float = _ROUND_SECONDS) -> None:
+        self._timer = benchmark.Timer(stmt="step()", globals={"step": step}, num_threads=torch.get_num_threads())
+        self._calls, self._seconds = calls, seconds
+        self._numbers: dict[str, int] = {}
+        self.times: dict[str, list[float]] = {}
+
+    def take(self, name: str) -> None:
+        """Time one more round under the conditions that hold now."""
+        if name not in self._numbers:
+            estimate = self._timer.timeit(1).median
+            self._numbers[name] = self._calls or max(
+                1, min(_MOST_CALLS, math.ceil(self._seconds / max(estimate, 1e-9)))
+            )
+        number = self._numbers[name]
+        taken = self._timer.timeit(number).median
+        self.times.setdefault(name, []).append(taken)
+        if self._calls is None and taken * number > 2 * self._seconds:  # the call that was timed first was a quick one
+            self._numbers[name] = max(1, math.ceil(self._seconds / taken))
+
+    def timing(self, name: str) -> Timing | None:
+        """The figures of all rounds of a candidate so far; ``None`` if it had none."""
+        times = self.times.get(name)
+        if not times:
+            return None
+        return Timing(statistics.median(times), _spread(times), len(times), self._numbers[name])
+
+
 def interleaved(
     candidates: Mapping[str, AbstractContextManager[Any] | Callable[[], AbstractContextManager[Any]]],
     step: Callable[[], Any],
@@ -63,9 +102,7 @@ def interleaved(
         rounds: number of rounds; the figures are their median and spread.
         calls: calls per round; by default as many as take half a second.
     """
-    numbers: dict[str, int] = {}
-    times: dict[str, list[float]] = {name: [] for name in candidates}
-    timer = benchmark.Timer(stmt="step()", globals={"step": step}, num_threads=torch.get_num_threads())
+    taken = Rounds(step, calls)
     told = Progress.of(progress)
     with told.quiet():  # a live chart stands still but for what is told between the rounds
         for turn in range(rounds):
@@ -74,16 +111,13 @@ def interleaved(
                     f"steady state: round {turn + 1} of {rounds}, {name}",
                     done=turn * len(candidates) + position,
                     of=rounds * len(candidates),
-                    timed=times,
+                    timed=taken.times,
                 )
                 # the other way round would not do: a context made by contextlib.contextmanager is callable too
                 with condition if isinstance(condition, AbstractContextManager) else condition():
-                    if name not in numbers:
-                        estimate = timer.timeit(1).median
-                        wanted = math.ceil(_ROUND_SECONDS / max(estimate, 1e-9))
-                        numbers[name] = calls or max(1, min(_MOST_CALLS, wanted))
-                    times[name].append(timer.timeit(numbers[name]).median)
-    return {name: Timing(statistics.median(t), _spread(t), rounds, numbers[name]) for name, t in times.items()}
+                    taken.take(name)
+    timings = {name: taken.timing(name) for name in candidates}
+    return {name: timing for name, timing in timings.items() if timing is not None}
 
 
 def _spread(times: Sequence[float]) -> float:
@@ -151,6 +185,14 @@ def same_randomness() -> Iterator[None]:
         yield
 
 
+def random_state(device: torch.device | None) -> list[torch.Tensor]:
+    """The state of torch's random number generators, of the CPU and of a device: equal if nothing was drawn between."""
+    states = [torch.get_rng_state()]
+    if device is not None and device.type not in ("cpu", "meta"):
+        states.append(torch.get_device_module(device).get_rng_state(device))
+    return states
+
+
 def snapshot(value: Any) -> Any:
     """A step's result kept safe from being overwritten by later calls (CUDA graphs reuse their memory)."""
     value = _as_tensor(value)
@@ -192,6 +234,55 @@ def max_abs_diff(one: Any, other: Any) -> float | None:
     found = [max_abs_diff(a, b) for a, b in zip(left_children, right_children, strict=True)]
     known = [value for value in found if value is not None]
     return max(known) if known else None
+
+
+def drifts(expected: Any, actual: Any) -> bool:
+    """Whether any number in two results differs by more than ``torch.testing.assert_close`` allows for its dtype.
+
+    Results are looked through as by :func:`max_abs_diff`; what holds no numbers does not drift.
+    """
+    expected, actual = _as_tensor(expected), _as_tensor(actual)
+    if isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor):
+        return tensor_drifts(expected, actual, max_abs_diff(expected, actual))
+    if isinstance(expected, (int, float)) and isinstance(actual, (int, float)):
+        return tensor_drifts(torch.tensor(expected), torch.tensor(actual), max_abs_diff(expected, actual))
+    left, right = _children(expected), _children(actual)
+    if left is None or right is None:
+        return max_abs_diff(expected, actual) is not None
+    return len(left) != len(right) or any(drifts(a, b) for a, b in zip(left, right, strict=True))
+
+
+def tensor_drifts(expected: torch.Tensor, actual: torch.Tensor, difference: float | None) -> bool:
+    """Whether two tensors differ by more than ``torch.testing.assert_close`` allows for their dtype.
+
+    Args:
+        difference: the largest absolute difference of their elements.
+    """
+    try:
+        torch.testing.assert_close(actual, expected, equal_nan=True)
+    except AssertionError:
+        pass
+    else:
+        return False
+    same_kind = expected.dtype == actual.dtype and expected.shape == actual.shape and expected.is_floating_point()
+    if not same_kind or difference is None or math.isinf(difference):
+        return True
+    # Sums taken in another order differ by a part of what was summed, not of what is left of it: a small element beside
+    # large ones may. So the difference is held against the tensor's largest element; where dtypes differ,
+    # assert_close allows what it allows for the wider tolerance of both, here that of the tensors' own.
+    largest = torch.tensor(magnitude(expected) or 0.0, dtype=torch.float64)
+    try:
+        torch.testing.assert_close(largest + difference, largest.to(expected.dtype), check_dtype=False)
+    except AssertionError:
+        return True
+    return False
+
+
+def magnitude(tensor: torch.Tensor) -> float | None:
+    """The largest absolute value among a tensor's finite ones."""
+    values = tensor.detach().abs()
+    values = values[values.isfinite()]
+    return float(values.max()) if values.numel() else None
 
 
 def _as_tensor(value: Any) -> Any:

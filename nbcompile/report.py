@@ -19,9 +19,11 @@ import tempfile
 import types
 import typing
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from . import ranking
 from .errors import ReportError, UsageError
 
 SCHEMA = 1
@@ -225,6 +227,54 @@ class Strategy:
     notes: list[str] = field(default_factory=list)
 
 
+#: What became of a setting in a tuning.
+OUTCOMES = ("measured", "failed", "wrong", "skipped", "stopped")
+
+#: The settings that a tuning tries values of, each with the value that is not worth a word in a setting's name.
+AXES: dict[str, Any] = {"strategy": None, "backend": "inductor", "mode": "default", "dynamic": None, "rest": "auto"}
+
+_AXIS_TYPES: dict[str, tuple[type, ...]] = {"dynamic": (bool, types.NoneType)}
+_DEFAULT_CALLS = 1000
+_LONGEST_NAME = 300
+
+#: How many settings a tuning may have.
+MOST_TRIALS = 256
+
+
+@dataclass
+class Trial:
+    """One setting of a tuning, and what became of it.
+
+    Attributes:
+        settings: ``strategy``, ``backend``, ``mode``, ``dynamic`` and ``rest``, those that matter to the strategy.
+        figures: what was measured of it, as much as there was time for.
+        outcome: ``"measured"``; ``"failed"``; ``"wrong"``: its result is not eager's, so it is never recommended;
+            ``"skipped"``: not tried; ``"stopped"``: given up, as it could not win any more or the tuning was stopped.
+        reason: why it is not ``"measured"``, in words.
+    """
+
+    settings: dict[str, Any]
+    figures: Strategy = field(default_factory=Strategy)
+    outcome: str = "measured"
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """The setting in short: its strategy, and what differs from the defaults."""
+        strategy = str(self.settings.get("strategy"))
+        others = [
+            f"{axis}={self.settings[axis]}"
+            for axis, usual in AXES.items()
+            if axis != "strategy" and axis in self.settings and self.settings[axis] != usual
+        ]
+        return ", ".join([strategy, *others])
+
+    def total_seconds(self, calls: int) -> float | None:
+        """Wall time of so many calls, the first one cold; ``None`` if a figure for it is missing."""
+        total = ranking.total(self.figures, calls)
+        return None if total is None else _float(total)
+
+
 @dataclass
 class Event:
     """A stretch of compiling: region path, phase (see :data:`PHASES`), start and length in seconds.
@@ -280,6 +330,7 @@ class Report:
     groups: list[Group] = field(default_factory=list)
     rest: list[Rest] = field(default_factory=list)
     strategies: dict[str, Strategy] = field(default_factory=dict)
+    tuning: list[Trial] = field(default_factory=list)
     timeline: list[Event] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     progress: Snapshot | None = None  # of a finished report there is none
@@ -309,7 +360,12 @@ class Report:
                 f"this report has schema {str(schema)[:40]!r}; this version of nbcompile reads schema {SCHEMA}. "
                 "A newer nbcompile may be able to read it."
             )
-        return typing.cast("Report", _build(cls, data, "report"))
+        report = typing.cast("Report", _build(cls, data, "report"))
+        if len(report.tuning) > MOST_TRIALS:  # each is ranked against each
+            raise ReportError(
+                f"report.tuning: {len(report.tuning)} settings, more than the {MOST_TRIALS} of any tuning"
+            )
+        return report
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Report:
@@ -335,6 +391,81 @@ class Report:
         if path.suffix != ".json":
             path = path.with_name(path.name + FILE_ENDING)
         return write_file(path, self.to_json(indent=1) + "\n", overwrite=overwrite)
+
+    # -- what to choose: arithmetic on the figures, measures nothing ----------------------------------------------
+
+    @property
+    def tuned_calls(self) -> int:
+        """The number of calls that the tuning was for; 1000 if the report does not say."""
+        calls = self.settings.get("calls")
+        return calls if type(calls) is int and 1 <= calls <= ranking.MOST_CALLS else _DEFAULT_CALLS
+
+    def trials(self) -> list[Trial]:
+        """What was measured, as trials: those of a tuning, else a comparison's strategies."""
+        if self.tuning:
+            return self.tuning
+        return [
+            Trial(
+                that_matter({**self.settings, "strategy": name}), figures, "failed" if figures.failure else "measured"
+            )
+            for name, figures in self.strategies.items()
+        ]
+
+    def candidates(self) -> list[Trial]:
+        """The trials that can be recommended, eager first.
+
+        Those are measured, right, and faster than eager by more than the spread, if eager was measured.
+        """
+        right = [trial for trial in self.trials() if trial.outcome in ("measured", "stopped")]
+        eager = next((trial for trial in right if trial.settings.get("strategy") == "eager"), None)
+        chosen = ranking.candidates([_Ranked(trial) for trial in right], None if eager is None else _Ranked(eager))
+        return [found.trial for found in chosen]
+
+    def best(self, calls: int | None = None) -> Trial:
+        """The setting with the least total time for so many calls; "do not compile" (eager) may be the answer.
+
+        Ranks the figures that the report holds, of a tuning or a comparison. A setting whose gain over eager is within
+        the spread is never the best.
+
+        Args:
+            calls: how often the step will run; by default what the tuning was for.
+
+        Raises:
+            UsageError: nothing was measured, or a number of calls that is none.
+        """
+        calls = self.tuned_calls if calls is None else calls
+        if type(calls) is not int or not 1 <= calls <= ranking.MOST_CALLS:
+            raise UsageError(f"calls takes a whole number from 1 to {ranking.MOST_CALLS:.0e}, not {calls!r}")
+        found = ranking.best([_Ranked(trial) for trial in self.candidates()], calls)
+        if found is None:
+            raise UsageError(
+                "this report holds no setting with both a cold start and a steady time, so none can be recommended; "
+                "nbcompile.tune(model, step) and nbcompile.compare(model, step) measure them"
+            )
+        return found.trial
+
+    def crossings(self) -> list[tuple[int, Trial]]:
+        """From how many calls on each setting is the best, beginning with one call; empty if none was measured."""
+        return [(calls, found.trial) for calls, found in ranking.envelope([_Ranked(t) for t in self.candidates()])]
+
+    def apply(self, model: Any, calls: int | None = None) -> Any:
+        """Compile a model with the best setting for so many calls, or leave it eager if that is the best.
+
+        What was compiled for the model before is replaced. The setting is checked like one that a user gives: a report
+        from a file chooses among what exists here, and nothing else.
+
+        Args:
+            calls: as in :meth:`best`.
+
+        Returns:
+            The same model.
+
+        Raises:
+            UsageError: nothing was measured, or the setting does not exist here.
+        """
+        from .tune import apply_setting
+
+        return apply_setting(model, self.best(calls).settings)
 
     # -- pictures: each of these only asks the render storey -----------------------------------------------------
 
@@ -374,7 +505,49 @@ class Report:
         compiled = sum(group.compiled for group in self.groups)
         instances = sum(group.instances for group in self.groups)
         strategies = f", strategies: {', '.join(self.strategies)}" if self.strategies else ""
+        if self.tuning:
+            return f"<Report of {self.model.get('class_name', '?')}: {len(self.tuning)} settings tried>"
         return f"<Report of {self.model.get('class_name', '?')}: {compiled} of {instances} blocks compiled{strategies}>"
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """A trial as :mod:`nbcompile.ranking` sees it."""
+
+    trial: Trial
+
+    @property
+    def cold_seconds(self) -> float | None:
+        return self.trial.figures.cold_seconds
+
+    @property
+    def steady_seconds(self) -> float | None:
+        return self.trial.figures.steady_seconds
+
+    @property
+    def steady_spread(self) -> float | None:
+        return self.trial.figures.steady_spread
+
+
+def that_matter(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings in the order of :data:`AXES`, without those that change nothing for their strategy."""
+    strategy = str(settings.get("strategy"))
+    idle = {"eager": ("backend", "mode", "dynamic", "rest"), "full": ("rest",)}.get(strategy, ())
+    return {axis: settings[axis] for axis in AXES if axis in settings and axis not in idle}
+
+
+def _check_trial(trial: Trial, where: str) -> None:
+    """Refuse a trial that no tuning could have written."""
+    if trial.outcome not in OUTCOMES:
+        raise ReportError(f"{where}.outcome: there is no outcome {trial.outcome[:40]!r}")
+    if not isinstance(trial.settings.get("strategy"), str):
+        raise ReportError(f"{where}.settings: the strategy is missing")
+    for axis, value in trial.settings.items():
+        if axis in AXES and not isinstance(value, _AXIS_TYPES.get(axis, (str,))):
+            raise ReportError(f"{where}.settings.{axis}: found {type(value).__name__}, which it cannot be")
+        if isinstance(value, str) and len(value) > _LONGEST_NAME:
+            raise ReportError(f"{where}.settings.{axis[:40]}: a name of {len(value)} characters")
+    trial.settings = {axis: value for axis, value in trial.settings.items() if axis in AXES}  # others are unknown here
 
 
 def load_report(file: str | os.PathLike[str]) -> Report:
@@ -407,6 +580,13 @@ def write_file(path: Path, text: str, *, overwrite: bool) -> Path:
         Path(name).unlink(missing_ok=True)
         raise
     return path
+
+
+def _float(value: Fraction) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _refuse_constant(name: str) -> typing.NoReturn:
@@ -450,9 +630,12 @@ def _build(kind: Any, value: Any, where: str) -> Any:
         ]
         if missing:
             raise ReportError(f"{where}: the field {missing[0]!r} is missing")
-        return typing.cast("Any", kind)(
+        built = typing.cast("Any", kind)(
             **{name: _build(hints[name], value[name], f"{where}.{name}") for name in known if name in value}
         )
+        if isinstance(built, Trial):
+            _check_trial(built, where)
+        return built
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is list:
         if not isinstance(value, list):

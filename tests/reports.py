@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nbcompile.report import (
+    OUTCOMES,
     Event,
     GraphBreak,
     Group,
@@ -12,6 +13,7 @@ from nbcompile.report import (
     Report,
     Rest,
     Strategy,
+    Trial,
     Variant,
 )
 
@@ -119,6 +121,62 @@ def sample_report() -> Report:
         },
         timeline=[Event("model.layers", "dynamo", 0.0, 0.5)],
         notes=["the cache was empty"],
+    )
+
+
+def _trial(strategy: str, cold: float | None, steady: float | None, outcome: str = "measured", **more: str) -> Trial:
+    compiled = {} if strategy == "eager" else {"backend": "inductor", "mode": "default", "dynamic": None}
+    rest = {"rest": "auto"} if strategy == "regional" else {}
+    figures = Strategy() if cold is None else Strategy(cold, 1, steady, 0.001, 9)
+    if compiled and cold is not None:
+        figures.regions = [
+            RegionTime("model.layers", "SampleLayer", cold, {"inductor": cold / 2, "kernels": cold / 2}, 1)
+        ]
+    reason = "" if outcome == "measured" else f"{outcome} for a reason"
+    return Trial({"strategy": strategy, **compiled, **rest, **more}, figures, outcome, reason)
+
+
+def tuned_report() -> Report:
+    """A tuning for 1000 calls with an entry of every outcome.
+
+    Eager (1/8 s a call) is the best up to 79 calls, regional (5 s, then 1/16 s) up to 3001, full (1/32 s) beyond.
+    """
+    return Report(
+        created="2001-02-03T04:05:06Z",
+        environment={"torch": "9.9.9", "cpu": "a processor", "threads": 2, "device": "cpu"},
+        model={"class_name": "SampleForCausalLM", "parameters": 135_000_000, "dtype": "float32", "device": "cpu"},
+        settings={"calls": 1000, "budget": 180.0},
+        tuning=[
+            _trial("eager", 0.125, 0.125),
+            _trial("regional", 5.0, 0.0625),
+            _trial("full", 98.75, 0.03125),
+            _trial("regional", 6.0, 0.07, "stopped", rest="compile"),
+            _trial("regional", 4.0, 0.01, "wrong", backend="hasty"),
+            _trial("regional", None, None, "failed", backend="broken"),
+            _trial("full", None, None, "skipped", mode="max-autotune"),
+        ],
+        notes=["the cache was empty"],
+    )
+
+
+def hostile_tuning() -> Report:
+    """A tuning whose every string is an attack and whose every number is at its limit."""
+    text, long = HOSTILE, HOSTILE * 5000
+    figures = [
+        Strategy(cold, 1, steady, 1e-300, -5, notes=[long]) for cold in (0.0, 1e308) for steady in (5e-324, 1e99)
+    ]
+    trials = [
+        Trial(
+            {"strategy": text + str(number), "backend": text, "mode": text, "dynamic": None, "rest": text},
+            found,
+            outcome,
+            long,
+        )
+        for number, found in enumerate(figures * 10)
+        for outcome in OUTCOMES
+    ]
+    return Report(
+        settings={"calls": -(10**400), "budget": text}, tuning=[Trial({"strategy": "eager"}, figures[1]), *trials]
     )
 
 

@@ -13,8 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 import nbcompile
 from nbcompile import TorchDynamoPlugin, UsageError, plan_regions
-from nbcompile.check import _drifts, check_regions
+from nbcompile.check import check_regions
 from nbcompile.compiler import SLOT, Compilation
+from nbcompile.measure import tensor_drifts
 from nbcompile.report import RegionCheck, Report, Strategy
 from tests.blocks import WIDTH, Block, DirectNet, Net, NumberedBlock, net, ran_eager, rows
 from tests.models import llama, t5
@@ -608,11 +609,11 @@ def test_the_tolerance_is_that_of_torch_testing(
     eager = torch.tensor(expected, dtype=dtype)
     actual = eager.clone()
     actual[:1] += difference
-    assert _drifts(eager, actual, difference) is drifts
+    assert tensor_drifts(eager, actual, difference) is drifts
 
 
 def test_another_dtype_is_a_drift() -> None:
-    assert _drifts(torch.ones(2), torch.ones(2, dtype=torch.float64), 0.0)
+    assert tensor_drifts(torch.ones(2), torch.ones(2, dtype=torch.float64), 0.0)
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------------

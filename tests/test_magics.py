@@ -611,3 +611,64 @@ def test_saved_notebook_carries_the_report() -> None:
     assert "----> 3 raise KeyError('mine')" in re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(failed[-1].traceback))
     # AND the next cell works
     assert after[0].text == "torch.Size([2, 8]) torch.Size([2, 8])\n"
+
+
+# -- %%tune --------------------------------------------------------------------------------------------------------
+
+TUNED = """--budget 3 --space '{"strategy": ["regional", "full"], "backend": ["eager"]}'"""
+
+
+def test_cell_is_tuned_and_shown_in_one_output(run: Any, shell: InteractiveShell) -> None:
+    # GIVEN a model WHEN a cell is tuned with it
+    ran = run(f"%%tune model --calls 50 {TUNED}\nwith torch.no_grad():\n    y = model(**inputs)")
+    # THEN there is one output, which has become the report, with a recommendation
+    assert ran.result.success, ran.text
+    assert len({output["transient"]["display_id"] for output in ran.shown}) == 1
+    data = ran.shown[-1]["data"]
+    report = Report.from_dict(data[MIME_TYPE])
+    assert [trial.settings["strategy"] for trial in report.tuning] == ["eager", "regional", "full"]
+    assert report.settings == {"calls": 50, "budget": 3.0}
+    assert "For 50 calls: " in data["text/html"]
+    # AND the model is left as it was, and the report is there again
+    assert nbcompile.report(shell.user_ns["model"]).tuning == report.tuning
+    assert "For 50 calls: " in run("%nbcompile report model").shown[-1]["data"]["text/plain"]
+    # AND it can be returned, applied and gone on with
+    ran = run(f"%%tune model --resume --apply -o -q {TUNED}\nwith torch.no_grad():\n    y = model(**inputs)")
+    assert ran.result.success, ran.text
+    assert isinstance(ran.result.result, Report)
+    assert ran.result.result.settings["calls"] == 1000
+
+
+def test_an_interrupted_tuning_is_shown_as_far_as_it_came(run: Any, shell: InteractiveShell) -> None:
+    # GIVEN a cell that is interrupted at its tenth run
+    run("n = 0")
+    ran = run(f"%%tune model {TUNED}\nn += 1\ny = model(**inputs)\nif n == 10:\n    raise KeyboardInterrupt")
+    # THEN the interrupt is told, and the report so far is what the output shows
+    assert "KeyboardInterrupt" in ran.text
+    report = Report.from_dict(ran.shown[-1]["data"][MIME_TYPE])
+    assert report.tuning[0].figures.cold_seconds is not None
+    assert any("stopped by KeyboardInterrupt" in note for note in report.notes)
+    # AND the next cell works, and goes on from there
+    assert run("y = model(**inputs)").result.success
+    ran = run(f"%%tune model --resume {TUNED}\ny = model(**inputs)")
+    assert ran.result.success, ran.text
+    assert {t.outcome for t in Report.from_dict(ran.shown[-1]["data"][MIME_TYPE]).tuning} <= {"measured", "stopped"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--resume", "there is no tuning of this model to go on with"),
+        ("--calls 0", "calls takes a whole number"),
+        ("--budget 0", "budget takes seconds"),
+        ("--space 3", "--space takes a dictionary"),
+        ("""--space '{"modes": ["default"]}'""", "no axis 'modes'"),
+        ("--call five", "%%tune? shows the options"),
+    ],
+)
+def test_a_tuning_that_cannot_be_is_refused_in_one_line(run: Any, options: str, message: str) -> None:
+    assert message in usage_error(run(f"%%tune model {options}\ny = model(**inputs)"))
+
+
+def test_the_model_to_tune_is_found_in_the_body(run: Any) -> None:
+    assert "%%tune MODEL" in usage_error(run("%%tune\ny = 1"))

@@ -354,6 +354,25 @@ def test_round_lasts_about_half_a_second() -> None:
     assert timing.median >= 0.2
 
 
+def test_a_quick_first_call_does_not_make_rounds_that_last() -> None:
+    # GIVEN a step whose calls are quick at first, and slow once it is timed in earnest
+    waits = [0.0, 0.0, 0.0005, *[0.03] * 1000]  # torch's timer calls twice before it times
+    rounds = measure.Rounds(lambda: time.sleep(waits.pop(0)), seconds=0.06)
+    # WHEN rounds are taken
+    numbers = []
+    for _ in range(3):
+        before = len(waits)
+        rounds.take("a")
+        numbers.append(before - len(waits))
+    # THEN the first, with its trial call, is as long as that call had it, and the later are as long as they should be
+    assert numbers[0] >= 2 * max(numbers[1:])
+    assert max(numbers[1:]) <= 2 + 2
+    timing = rounds.timing("a")
+    assert timing is not None
+    assert timing.rounds == 3
+    assert rounds.timing("b") is None
+
+
 @pytest.mark.parametrize(
     ("times", "spread"),
     [

@@ -23,11 +23,16 @@ from nbcompile.render.mime import PLOTLY_MIME_TYPE, LiveBundle, mime_bundle
 from nbcompile.render.text import render_text
 from nbcompile.report import MIME_TYPE, PHASE_TITLES, Group, Recompile, RegionTime, Report, Rest, Snapshot, Strategy
 
-from .reports import HOSTILE, hostile_report, many_regions, sample_report
+from .reports import HOSTILE, hostile_report, hostile_tuning, many_regions, sample_report, tuned_report
 
 COMPILE = "Compile time by region and phase (s)"
 STEADY = "Steady time per call"
 PAY_BACK = "Total time against number of calls"
+
+EVERY_REPORT = [
+    *(sample_report(), tuned_report(), many_regions(100), Report()),
+    *(hostile_report(), hostile_tuning()),
+]
 
 HARMLESS = set(
     "html head meta title style body h1 div p ul li details summary pre figure figcaption "  # noqa: SIM905
@@ -262,7 +267,7 @@ def test_text_and_html_hold_the_same_tables() -> None:
         assert found == rows
 
 
-@pytest.mark.parametrize("report", [sample_report(), hostile_report(), many_regions(100), Report()])
+@pytest.mark.parametrize("report", EVERY_REPORT)
 def test_html_runs_and_fetches_nothing(report: Report) -> None:
     page = Page(render_page(report))
     assert page.open == []
@@ -390,7 +395,7 @@ def test_many_regions_are_merged_into_the_largest_and_the_others(number: int) ->
 
 def test_the_figure_is_valid_and_goes_round() -> None:
     graph_objects = pytest.importorskip("plotly.graph_objects")
-    for report in (sample_report(), hostile_report(), many_regions(100), Report()):
+    for report in EVERY_REPORT:
         drawn = figure(report)
         assert isinstance(drawn, graph_objects.Figure)
         assert len(drawn.data) == len(figure_dict(report)["data"])
@@ -498,9 +503,9 @@ def test_zeros_are_drawn_as_nothing_and_break_nothing() -> None:
 # -- hostile reports --------------------------------------------------------------------------------------------
 
 
-def test_a_hostile_report_is_drawn_as_letters() -> None:
+@pytest.mark.parametrize("report", [hostile_report(), hostile_tuning()])
+def test_a_hostile_report_is_drawn_as_letters(report: Report) -> None:
     # GIVEN a report in which every string is an attack and every number at its limit
-    report = hostile_report()
     # WHEN it is drawn in every way
     text, page, drawn = render_text(report), render_page(report), figure_dict(report)
     # THEN nothing of it is markup, a terminal escape, half a character or a number JSON does not have
@@ -520,7 +525,8 @@ def test_a_hostile_report_is_drawn_as_letters() -> None:
                 assert not re.search("nan|inf|e[+]", element.get(name, ""))
 
 
-def test_plotly_is_given_no_markup_of_the_reports() -> None:
+@pytest.mark.parametrize("report", [hostile_report(), hostile_tuning()])
+def test_plotly_is_given_no_markup_of_the_reports(report: Report) -> None:
     # GIVEN the hostile report, WHEN it is drawn, THEN only our own tags reach plotly, which interprets some
     strings: list[str] = []
 
@@ -534,7 +540,7 @@ def test_plotly_is_given_no_markup_of_the_reports() -> None:
             for item in value:
                 collect(item)
 
-    collect(figure_dict(hostile_report()))
+    collect(figure_dict(report))
     assert any("script" in string for string in strings)
     for string in strings:
         ours = re.sub("</?b>|<br>", "", string)
@@ -547,6 +553,79 @@ def test_a_long_path_keeps_its_ends() -> None:
     report = Report(groups=[Group(path, "A", 2, 2, compile_seconds=1.0)])
     (label,) = figure_dict(report)["layout"]["yaxis"]["ticktext"]
     assert label == "model.v…sformer_layers"
+
+
+# -- a tuning ---------------------------------------------------------------------------------------------------
+
+
+def test_a_tuning_is_told_as_advice_and_as_a_table() -> None:
+    # GIVEN a tuning for 1000 calls WHEN it is drawn as text
+    text = render_text(tuned_report())
+    # THEN its advice is one sentence with the total times and where something else is better
+    assert (
+        "For 1000 calls: regional, 67.4 s in total; eager 125 s. "
+        "Up to 79 calls: do not compile. From 3002 calls on: full." in text
+    )
+    # AND each setting is a row with its total time, those that are best for some number of calls first
+    rows = [line for line in text.splitlines() if line.startswith("  ")]
+    assert [row.split("  ")[1] for row in rows[1:8]] == [
+        "eager",
+        "regional",
+        "full",
+        "regional, rest=compile",
+        "regional, backend=hasty",
+        "regional, backend=broken",
+        "full, mode=max-autotune",
+    ]
+    assert "67.4 s" in rows[2]
+    assert rows[4].rstrip().endswith("stopped for a reason")
+    # AND a wrong result is a warning, in the page too
+    assert "! regional, backend=hasty is never recommended: wrong for a reason" in text
+    page = render_html(tuned_report())
+    assert "For 1000 calls: regional, 67.4 s in total" in page
+    assert "is never recommended" in page
+
+
+def test_the_advice_may_be_not_to_compile() -> None:
+    # GIVEN a tuning in which what compiling gains is within the spread
+    report = tuned_report()
+    report.tuning = report.tuning[:2]
+    report.tuning[1].figures.steady_spread = 0.07
+    # THEN the advice is eager, and says why what looks quicker is not
+    text = render_text(report)
+    assert "For 1000 calls: do not compile, 125 s in total. What regional gains is within the spread" in text
+    # AND so it is for few calls
+    few = tuned_report()
+    few.settings["calls"] = 10
+    later = "From 80 calls on: regional. From 3002 calls on: full."
+    assert f"For 10 calls: do not compile, 1.25 s in total. {later}" in render_text(few)
+    # AND where nothing was measured, nothing is recommended
+    none = replace(tuned_report(), tuning=tuned_report().tuning[-2:])
+    assert "nothing can be recommended" in render_text(none)
+
+
+def test_the_charts_show_a_tunings_settings_but_no_wrong_ones() -> None:
+    drawn = figure_dict(tuned_report())
+    lines = [trace["name"] for trace in drawn["data"] if trace.get("mode") == "lines"]
+    assert lines == ["eager", "regional", "full", "regional, rest=compile"]
+    assert "hasty" not in json.dumps(drawn)
+    page = render_html(tuned_report())
+    assert len(svgs(page)) == 3
+
+
+def test_nothing_of_a_large_tuning_is_large() -> None:
+    # GIVEN as many settings as a tuning may have, each with many regions
+    report = tuned_report()
+    regions = [RegionTime(f"stage{index}.blocks", "Block", 1.0, {"dynamo": 1.0}, 1) for index in range(100)]
+    report.tuning = [
+        replace(report.tuning[1], settings={"strategy": "regional", "mode": f"mode{index}"}) for index in range(256)
+    ]
+    for index, trial in enumerate(report.tuning):
+        trial.figures = Strategy(float(index), 1, 1.0 / (index + 1), 0.0, 5, regions=regions if index < 4 else [])
+    # THEN each way of drawing it is small
+    assert len(json.dumps(figure_dict(report))) < 200_000
+    assert len(render_html(report)) < 200_000
+    assert len(render_text(report)) < 50_000
 
 
 # -- the bundle -------------------------------------------------------------------------------------------------
@@ -562,7 +641,7 @@ def test_the_bundle_carries_the_report_and_three_pictures_of_it() -> None:
     assert report._repr_mimebundle_() == bundle
 
 
-@pytest.mark.parametrize("report", [sample_report(), hostile_report(), many_regions(100), Report()])
+@pytest.mark.parametrize("report", EVERY_REPORT)
 def test_the_bundle_can_be_saved_in_a_notebook(report: Report) -> None:
     # GIVEN a notebook with the bundle as an output
     bundle = mime_bundle(report)

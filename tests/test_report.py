@@ -19,7 +19,7 @@ import pytest
 from nbcompile import Report, ReportError, UsageError, load_report
 from nbcompile.report import FILE_ENDING, MIME_TYPE, SCHEMA, Group, Rest, Strategy
 
-from .reports import HOSTILE, sample_report
+from .reports import HOSTILE, sample_report, tuned_report
 
 MINIMAL_GROUP = {"path": "layers", "class_name": "Block", "instances": 2}
 
@@ -39,7 +39,7 @@ def refusal(data: Any) -> str:
 # -- there and back ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("report", [Report(), sample_report()], ids=["empty", "full"])
+@pytest.mark.parametrize("report", [Report(), sample_report(), tuned_report()])
 def test_json_there_and_back(report: Report) -> None:
     # GIVEN a report WHEN it is written as JSON, indented or not, and read THEN it is equal
     assert Report.from_json(report.to_json()) == report
@@ -52,7 +52,8 @@ def test_sample_has_every_field_filled() -> None:
     # GIVEN the report that the round trip uses WHEN its fields are held against their defaults THEN all differ
     report = sample_report()
     for thing in (report, report.groups[0], report.rest[1], report.strategies["regional"], report.timeline[0]):
-        unfilled = {"schema", "failure", "notes", "start", "progress"}  # as in any report without mistakes
+        # equal to their default in a report without mistakes; a tuning's is another
+        unfilled = {"schema", "failure", "notes", "start", "progress", "tuning"}
         for field in dataclasses.fields(thing):
             value = getattr(thing, field.name)
             assert field.name in unfilled or value not in (None, "", 0, [], {}), field.name

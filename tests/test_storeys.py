@@ -16,9 +16,9 @@ PACKAGE = Path(nbcompile.__file__).parent
 
 #: From the ground up. A module imports only from storeys below its own; those of a folder also from one another.
 STOREYS: list[set[str]] = [
-    {"errors"},
+    {"errors", "ranking"},
     {"plugin", "regions", "report"},
-    {"cache"},
+    {"cache", "estimate", "space"},
     {"progress"},
     {"explain", "measure"},
     {"breaks", "causes", "methods"},
@@ -46,6 +46,8 @@ STOREYS: list[set[str]] = [
 GOES_UP = {
     # `report.to_html()` and `report.figure()` are the public way to a picture; the methods only ask the render storey
     ("report", "render"),
+    # `report.apply(model)` is the way from a recommendation to a compiled model; the method only hands the setting over
+    ("report", "tune"),
 }
 
 #: What only the upper storeys may import, and never to import the core.

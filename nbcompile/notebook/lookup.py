@@ -69,13 +69,13 @@ def evaluate_model(expression: str, shell: Any) -> Module:
     raise UsageError(f"{expression!r} is {what}; a torch.nn.Module is needed here. {_existing(shell.user_ns)}")
 
 
-def model_in_body(names: Iterable[str], namespace: dict[str, Any]) -> Module:
+def model_in_body(names: Iterable[str], namespace: dict[str, Any], usage: str) -> Module:
     """The one model among the variables that a cell's body reads.
 
     Modules without parameters (a loss function, an activation) are passed over where there is one with parameters.
 
     Raises:
-        UsageError: the body reads no model, or more than one.
+        UsageError: the body reads no model, or more than one; ``usage`` is what to write instead, ending in MODEL.
     """
     found = modules_in(namespace, names)
     candidates = _with_parameters(found)
@@ -84,11 +84,11 @@ def model_in_body(names: Iterable[str], namespace: dict[str, Any]) -> Module:
     if not found:
         raise UsageError(
             "the cell's body uses no variable that is a torch.nn.Module, so it must be said which model is meant: "
-            f"%%compile_regional MODEL. {_existing(namespace)}"
+            f"{usage}. {_existing(namespace)}"
         )
     raise UsageError(
         f"the cell's body uses more than one model: {_listed(candidates)}. Say which one is meant, for example "
-        f"%%compile_regional {next(iter(candidates))}"
+        f"{usage.removesuffix('MODEL')}{next(iter(candidates))}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The magics ``%%compile_regional`` and ``%nbcompile``: they parse, call the core and show what it returns."""
+"""The magics ``%%compile_regional``, ``%%tune`` and ``%nbcompile``: they parse, call the core and show the report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ast
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..report import Report
 
 _DYNAMIC = {"auto": None, "true": True, "false": False}
+_EXAMPLES = {"--options": '{"max_autotune": True}', "--space": '{"strategy": ["eager", "regional"]}'}
 _COMMANDS = {
     "plan": "which parts of the model would be compiled, and why; compiles nothing",
     "report": "what compiled so far, how long it took, why again, what fell back to eager",
@@ -37,7 +38,7 @@ _COMMANDS = {
 
 @magics_class
 class NbcompileMagics(Magics):
-    """The magics of this package. ``%%compile_regional?`` and ``%nbcompile?`` show their manuals."""
+    """The magics of this package. ``%%compile_regional?``, ``%%tune?`` and ``%nbcompile?`` show their manuals."""
 
     shell: Any  # IPython declares it optional; a registered magic always has one
 
@@ -124,17 +125,104 @@ class NbcompileMagics(Magics):
             args = _parse(self.compile_regional, line)
             settings = self._settings(args)
             page = _writable(args.html, args.overwrite)
-            step = Step(self.shell, cell)
-            model = (
-                model_in_body(step.names, self.shell.user_ns)
-                if args.model is None
-                else evaluate_model(args.model, self.shell)
-            )
+            step, model = self._step_and_model(args, cell, "%%compile_regional MODEL")
+        return self._shown(args, page, step, model, lambda output: self._measure(model, step, args, settings, output))
+
+    @no_var_expand
+    @cell_magic
+    @magic_arguments("%tune")
+    @argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="""The model to tune: a variable or any expression that gives a torch.nn.Module; put one with spaces in
+        quotes. Left out: the one model that the cell's body uses.""",
+    )
+    @argument(
+        "--calls",
+        type=int,
+        metavar="N",
+        default=1000,
+        help="How often the body will run in all: what compiling costs has to be won back within it. Default: 1000.",
+    )
+    @argument(
+        "--budget",
+        type=float,
+        metavar="SECONDS",
+        default=180.0,
+        help="How long tuning may take; a compile that has begun is not cut short. Default: 180.",
+    )
+    @argument(
+        "--space",
+        metavar="DICT",
+        help="""What to try: a dictionary from strategy, backend, mode, dynamic and rest to lists of values, in quotes
+        if it has spaces: --space '{"strategy": ["regional"]}', or a variable that holds one. Default: what can gain
+        something on this machine.""",
+    )
+    @argument(
+        "--resume", action="store_true", help="Go on with the latest tuning of this model; it may have been stopped."
+    )
+    @argument("--apply", action="store_true", help="Leave the model compiled with what is recommended.")
+    @argument("-q", dest="quiet", action="store_true", help="Quiet: show nothing.")
+    @argument("-o", dest="output", action="store_true", help="Return the Report, as the cell's result.")
+    @argument("-v", dest="verbose", action="store_true", help="Show more: all tables as text below the figure.")
+    @argument("--html", metavar="FILE", help="Also write the report to FILE, a web page without any script.")
+    @argument("--overwrite", action="store_true", help="Let --html replace a file that exists.")
+    def tune(self, line: str, cell: str) -> Report | None:
+        """Find out how a model is best compiled, or whether at all, for a number of runs of the cell's body.
+
+        The body is one step: it is run many times under each setting, and each run takes effect. The model is left as
+        it was, but for --apply. An interrupt shows what was measured until then; --resume goes on from there, and
+        %nbcompile report shows it again. With -o, report.best(calls=N) ranks anew without measuring.
+
+            %%tune model --calls 1000 --budget 180
+            with torch.no_grad():
+                out = model(**batch)
+        """
+        __tracebackhide__ = True
+        with _plain_errors():
+            args = _parse(self.tune, line)
+            page = _writable(args.html, args.overwrite)
+            space = None if args.space is None else _dictionary("--space", args.space, self.shell.user_ns)
+            step, model = self._step_and_model(args, cell, "%%tune MODEL")
+        return self._shown(args, page, step, model, lambda output: self._tune(model, step, args, space, output))
+
+    def _tune(
+        self, model: Module, step: Step, args: argparse.Namespace, space: dict[str, Any] | None, output: Live
+    ) -> Report:
+        from ..compiler import latest_tuning
+        from ..tune import tune
+
+        resume = latest_tuning(model) if args.resume else None
+        if args.resume and resume is None:
+            raise UsageError("there is no tuning of this model to go on with; leave --resume out")
+        report = tune(model, step, args.calls, args.budget, space, resume=resume, progress=output.progress)
+        if args.apply:
+            report.apply(model)
+        return report
+
+    def _step_and_model(self, args: argparse.Namespace, cell: str, usage: str) -> tuple[Step, Module]:
+        """The cell's body as a step, and the model that is meant."""
+        step = Step(self.shell, cell)
+        if args.model is None:
+            return step, model_in_body(step.names, self.shell.user_ns, usage)
+        return step, evaluate_model(args.model, self.shell)
+
+    def _shown(
+        self,
+        args: argparse.Namespace,
+        page: Path | None,
+        step: Step,
+        model: Module,
+        measure: Callable[[Live], Report],
+    ) -> Report | None:
+        """Measure, and show the report in the cell's one output; if that is cut short, what there is of it."""
+        __tracebackhide__ = True
         output = Live(self.shell, quiet=args.quiet)
-        before = _compilation(model)
+        before = _known(model)
         try:
             with output.working:
-                report = self._measure(model, step, args, settings, output)
+                report = measure(output)
         except BaseException as error:
             _show_so_far(model, before, error, output)
             _raise_from_cell(error, step)
@@ -181,7 +269,7 @@ class NbcompileMagics(Magics):
         if args.mode is not None:
             settings["mode"] = unquote(args.mode)
         if args.options is not None:
-            settings["options"] = _options(args.options, self.shell.user_ns)
+            settings["options"] = _dictionary("--options", args.options, self.shell.user_ns)
         return settings
 
     @no_var_expand
@@ -282,7 +370,7 @@ def _plain_errors() -> Iterator[None]:
 
 
 def _parse(magic: Any, line: str) -> argparse.Namespace:
-    name = f"%%{magic.__name__}" if magic.__name__ == "compile_regional" else f"%{magic.__name__}"
+    name = f"%{magic.__name__}" if magic.__name__ == "nbcompile" else f"%%{magic.__name__}"
     try:
         args: argparse.Namespace = parse_argstring(magic, line)
     except (MagicUsageError, ValueError) as error:  # ValueError: a quote that is never closed
@@ -297,7 +385,7 @@ def _strategies(names: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*first, "regional", *beside]))
 
 
-def _options(text: str, namespace: dict[str, Any]) -> dict[str, Any]:
+def _dictionary(option: str, text: str, namespace: dict[str, Any]) -> dict[str, Any]:
     text = unquote(text)
     value = namespace.get(text)
     if value is None:
@@ -309,8 +397,8 @@ def _options(text: str, namespace: dict[str, Any]) -> dict[str, Any]:
                 continue
     if not isinstance(value, dict):
         raise UsageError(
-            f"--options takes a dictionary in Python or JSON, or a variable that holds one, not {text!r}; put it in "
-            "quotes if it has spaces: --options '{\"max_autotune\": True}'"
+            f"{option} takes a dictionary in Python or JSON, or a variable that holds one, not {text!r}; put it in "
+            f"quotes if it has spaces: {option} '{_EXAMPLES[option]}'"
         )
     return value
 
@@ -335,18 +423,23 @@ def _write_page(report: Report, path: Path, overwrite: bool) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}; name another file") from None
 
 
-def _compilation(model: Module) -> object:
-    """The compilation that a model has at present, only to tell it from a later one."""
-    from ..compiler import current
+def _known(model: Module) -> tuple[object, object]:
+    """The compilation and the tuning that a model has at present, only to tell them from later ones."""
+    from ..compiler import current, latest_tuning
 
-    return current(model)
+    return current(model), latest_tuning(model)
 
 
-def _show_so_far(model: Module, before: object, error: BaseException, output: Live) -> None:
-    """Show what a cell that was cut short has compiled, if anything; never what an earlier cell has."""
-    from ..compiler import report
+def _show_so_far(model: Module, before: tuple[object, object], error: BaseException, output: Live) -> None:
+    """Show what a cell that was cut short has compiled or measured, if anything; never what an earlier cell has."""
+    from ..compiler import latest_tuning, report
 
-    if _compilation(model) is before:
+    compilation, tuning = _known(model)
+    tuned = latest_tuning(model)
+    if tuned is not None and tuning is not before[1]:
+        output.report(tuned)
+        return
+    if compilation is before[0]:
         output.end("stopped")
         return
     if not isinstance(error, UsageError):  # those are raised before anything happens
@@ -368,6 +461,7 @@ def _raise_from_cell(error: BaseException, step: Step) -> NoReturn:
 
 def _short_help() -> str:
     lines = {f"%nbcompile {name}": text for name, text in _COMMANDS.items()}
-    lines["%%compile_regional?"] = "the manual of the cell magic"
+    lines["%%compile_regional?"] = "the manual of the cell magic that compiles and compares"
+    lines["%%tune?"] = "the manual of the cell magic that finds the best setting"
     width = max(map(len, lines))
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())

@@ -11,7 +11,18 @@ from collections.abc import Iterator
 
 from ..report import Report, Snapshot
 from .svg import charts
-from .tables import Notice, Table, environment_line, head, notes, progress_line, settings_line, tables, warnings
+from .tables import (
+    Notice,
+    Table,
+    environment_line,
+    head,
+    notes,
+    progress_line,
+    recommendation,
+    settings_line,
+    tables,
+    warnings,
+)
 from .units import clean, escape_html
 
 _MOST_ROWS = 100
@@ -24,6 +35,8 @@ _STYLE = """
 .nbc-report .nbc-faint{opacity:.75;margin:0 0 4px;font-size:12px}
 .nbc-report .nbc-progress{margin:4px 0;padding:4px 10px;border-left:4px solid #0072B2;background:rgba(0,114,178,.13);\
 font-variant-numeric:tabular-nums}
+.nbc-report .nbc-advice{margin:8px 0;padding:6px 12px;border-left:4px solid #009E73;background:rgba(0,158,115,.13);\
+font-weight:600}
 .nbc-report .nbc-warnings{margin:8px 0;padding:6px 12px 6px 28px;border-left:4px solid #D55E00;\
 background:rgba(213,94,0,.13)}
 .nbc-report .nbc-warnings li{margin:2px 0;font-weight:600}
@@ -63,6 +76,8 @@ def render_html(report: Report) -> str:
     for name, line in (("settings", settings_line(report)), ("environment", environment_line(report))):
         if line:
             parts.append(f'<p class="nbc-faint">{name}: {escape_html(line, 600)}</p>')
+    if said := recommendation(report):
+        parts.append(f'<p class="nbc-advice">{escape_html(said, 900)}</p>')
     if found := warnings(report):
         parts.append(f'<ul class="nbc-warnings" aria-label="Warnings">{"".join(map(_warning, found))}</ul>')
     parts += _figures(charts(report))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..report import PHASE_TITLES, PHASES, Group, Report, Rest, Strategy
+from ..report import PHASE_TITLES, PHASES, Group, Report, Rest, Strategy, Trial
 from .units import ABSENT, amount, clean, count, middle, seconds
 
 #: How many strategies are drawn. Their tables list more.
@@ -106,8 +106,8 @@ def compile_sections(report: Report, *, most: int | None = None) -> list[Section
     Args:
         most: how many bars a strategy may have before its smallest are merged; chosen to fit if ``None``.
     """
-    measured = [(name, strategy) for name, strategy in report.strategies.items() if strategy.regions]
-    measured = measured[:MOST_STRATEGIES]
+    every = ordered_strategies(report) if report.tuning else list(report.strategies.items())
+    measured = [(name, strategy) for name, strategy in every if strategy.regions][:MOST_STRATEGIES]
     if most is None:
         most = min(MOST_BARS_OF_ONE, MOST_BARS // max(1, len(measured)))
     found: list[tuple[str, list[Bar | None]]]
@@ -145,7 +145,7 @@ def steady_times(report: Report) -> list[Steady]:
                     clean(name, 40) or "(no name)",
                     value,
                     half_spread(strategy),
-                    speed(report, strategy),
+                    speed(eager_of(report), strategy),
                     strategy.steady_repeats,
                     _colour(name, index),
                 )
@@ -197,8 +197,30 @@ def decades(lowest: float, highest: float) -> list[int]:
 
 
 def ordered_strategies(report: Report) -> list[tuple[str, Strategy]]:
-    """The strategies with eager, which the others are compared with, in front."""
-    return sorted(report.strategies.items(), key=lambda item: item[0] != "eager")
+    """What was measured, with eager, which the others are compared with, in front.
+
+    Of a tuning those are its settings: those that are the best for some number of calls next, then the quicker before
+    the slower, and of settings with a wrong result none.
+    """
+    if not report.tuning:
+        return sorted(report.strategies.items(), key=lambda item: item[0] != "eager")
+    return [(trial.name, trial.figures) for trial in ordered_trials(report) if trial.outcome in ("measured", "stopped")]
+
+
+def ordered_trials(report: Report) -> list[Trial]:
+    """A tuning's settings: eager, the best for some number of calls, then by total time, then those without figures."""
+    winners = [id(trial) for _, trial in report.crossings()]
+
+    def place(trial: Trial) -> tuple[bool, bool, float]:
+        total = trial.total_seconds(report.tuned_calls) if trial.outcome in ("measured", "stopped") else None
+        return trial.name != "eager", id(trial) not in winners, math.inf if total is None else total
+
+    return sorted(report.tuning, key=place)
+
+
+def eager_of(report: Report) -> Strategy | None:
+    """The figures that the others are compared with."""
+    return next((figures for name, figures in ordered_strategies(report) if name == "eager"), None)
 
 
 def half_spread(strategy: Strategy) -> float | None:
@@ -207,14 +229,13 @@ def half_spread(strategy: Strategy) -> float | None:
     return None if spread is None else spread / 2
 
 
-def speed(report: Report, strategy: Strategy) -> float | None:
+def speed(eager: Strategy | None, strategy: Strategy) -> float | None:
     """How many times as fast as eager a call is."""
-    eager = report.strategies.get("eager")
     theirs, ours = amount(eager.steady_seconds) if eager else None, amount(strategy.steady_seconds)
     return amount(theirs / ours) if theirs and ours else None
 
 
-def break_even(report: Report, name: str, strategy: Strategy) -> str:
+def break_even(eager: Strategy | None, name: str, strategy: Strategy) -> str:
     """When compiling has paid for itself, in words.
 
     Without a number of calls, a difference that the spread can explain is the answer, and else "never" where later
@@ -225,7 +246,6 @@ def break_even(report: Report, name: str, strategy: Strategy) -> str:
     if strategy.break_even_calls is not None:
         calls = count(strategy.break_even_calls)
         return calls if calls == ABSENT else f"{calls} call{'s' * (calls != '1')}"
-    eager = report.strategies.get("eager")
     theirs, ours = amount(eager.steady_seconds) if eager else None, amount(strategy.steady_seconds)
     if eager is None or theirs is None or ours is None:
         return ABSENT

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..report import PHASE_TITLES, PHASES, Recompile, RegionCheck, Report, Snapshot, Strategy
-from .series import break_even, compile_sections, half_spread, ordered_strategies, speed
+from ..errors import UsageError
+from ..report import PHASE_TITLES, PHASES, Recompile, RegionCheck, Report, Snapshot, Strategy, Trial
+from .series import break_even, compile_sections, half_spread, ordered_trials, speed
 from .units import (
     ABSENT,
     amount,
@@ -26,6 +28,7 @@ from .units import (
 
 _PATH = 48  # columns that a module's path may take
 _MOST_WARNINGS = 20
+_MOST_CROSSINGS = 6
 _MOST_CHECKS = 12  # of one strategy; beyond that, regions with one verdict are one row
 
 
@@ -92,6 +95,55 @@ def progress_line(snapshot: Snapshot) -> str:
     return " · ".join(part for part in parts if part)
 
 
+def recommendation(report: Report) -> str:
+    """What a tuning recommends for its number of calls, and where another setting is better; ``""`` without one."""
+    if not report.tuning:
+        return ""
+    calls = report.tuned_calls
+    try:
+        best = report.best(calls)
+    except UsageError:
+        return "Nothing was measured, so nothing can be recommended."
+    choice = "do not compile" if _is_eager(best) else clean(best.name, 80)
+    words = [f"For {_calls(calls)}: {choice}, {seconds(best.total_seconds(calls))} in total"]
+    candidates = report.candidates()
+    if not _is_eager(best) and _is_eager(candidates[0]):
+        words[0] += f"; eager {seconds(candidates[0].total_seconds(calls))}"
+    words += _other_numbers(report, calls)
+    within = [
+        trial
+        for trial in report.tuning
+        if trial.outcome == "measured"
+        and all(trial is not candidate for candidate in candidates)
+        and (trial.total_seconds(calls) or math.inf) < (best.total_seconds(calls) or 0.0)
+    ]
+    if within:
+        words.append(f"What {clean(within[0].name, 80)} gains is within the spread, which counts as none")
+    return f"{'. '.join(words)}."
+
+
+def _other_numbers(report: Report, calls: int) -> list[str]:
+    """For which other numbers of calls something else is the best."""
+    crossings = report.crossings()[:_MOST_CROSSINGS]
+    starts = [start for start, _ in crossings[1:]]
+    found = []
+    for (start, trial), end in zip(crossings, [*starts, None], strict=True):
+        name = "do not compile" if _is_eager(trial) else clean(trial.name, 80)
+        if end is not None and end <= calls:
+            found.append(f"Up to {_calls(end - 1)}: {name}")
+        elif start > calls:
+            found.append(f"From {_calls(start)} on: {name}")
+    return found
+
+
+def _is_eager(trial: Trial) -> bool:
+    return trial.settings.get("strategy") == "eager"
+
+
+def _calls(number: int) -> str:
+    return f"{count(number)} call{'s' * (number != 1)}"
+
+
 def settings_line(report: Report) -> str:
     """The settings as ``name=value``, ``""`` if the report has none."""
     return _pairs(report.settings)
@@ -124,6 +176,10 @@ def warnings(report: Report) -> list[Notice]:
             where = f"{clean(name, 40)}: {middle(strategy.first_drift, _PATH)}"
             drifting = f"{count(sum(check.drifts for check in strategy.checks))} of {count(len(strategy.checks))} do"
             found.append(Notice(f"{where} is the first region that differs from eager on the same input; {drifting}"))
+    for trial in report.tuning:
+        if trial.outcome in ("failed", "wrong"):
+            said = "failed" if trial.outcome == "failed" else "is never recommended"
+            found.append(Notice(f"{clean(trial.name, 80)} {said}: {clean(trial.reason)}", trial.reason))
     if len(found) > _MOST_WARNINGS:
         found[_MOST_WARNINGS:] = [Notice(f"and {len(found) - _MOST_WARNINGS} more like these")]
     return found
@@ -134,6 +190,8 @@ def notes(report: Report, most: int) -> list[str]:
     found = [clean(note) for note in report.notes]
     for name, strategy in report.strategies.items():
         found += [f"{clean(name, 40)}: {clean(note)}" for note in strategy.notes]
+    for trial in report.tuning:
+        found += [f"{clean(trial.name, 80)}: {clean(note)}" for note in trial.figures.notes]
     found = [note for note in dict.fromkeys(found) if note]
     return found if len(found) <= most else [*found[:most], f"… and {len(found) - most} more"]
 
@@ -141,6 +199,7 @@ def notes(report: Report, most: int) -> list[str]:
 def tables(report: Report, most: int) -> list[Table]:
     """Every table that has something in it, with at most ``most`` rows each."""
     built = (
+        _tuning(report),
         _strategies(report),
         _checks(report),
         _groups(report),
@@ -153,18 +212,48 @@ def tables(report: Report, most: int) -> list[Table]:
     return [_cut(table, most) for table in built if table is not None and table.rows]
 
 
+def _tuning(report: Report) -> Table | None:
+    """Every setting of a tuning; eager first, then those that are the best for some number of calls."""
+    if not report.tuning:
+        return None
+    trials, calls = ordered_trials(report), report.tuned_calls
+    eager = next((trial.figures for trial in trials if _is_eager(trial)), None)
+    rows = [
+        (
+            clean(trial.name, 80),
+            seconds(trial.figures.cold_seconds),
+            spread_seconds(trial.figures.steady_seconds, half_spread(trial.figures)),
+            ratio(speed(eager, trial.figures)),
+            seconds(trial.total_seconds(calls)),
+            size(trial.figures.peak_bytes),
+            difference(trial.figures.max_abs_diff),
+            break_even(eager, "eager" if _is_eager(trial) or trial.outcome == "wrong" else trial.name, trial.figures),
+            clean(trial.outcome, 20),
+            clean(trial.reason) or ABSENT,
+        )
+        for trial in trials
+    ]
+    headers = (
+        *("setting", "cold start", "steady", "vs eager", f"total of {_calls(calls)}"),
+        *("peak memory", "max diff", "break-even", "outcome", "reason"),
+    )
+    footnote = _repeats([trial.figures for trial in trials])
+    return _without_empty_columns(Table("Settings tried", headers, "lrrrrrrrll", rows, footnote=footnote), keep=5)
+
+
 def _strategies(report: Report) -> Table | None:
-    strategies = ordered_strategies(report)
+    strategies = sorted(report.strategies.items(), key=lambda item: item[0] != "eager")
+    eager = report.strategies.get("eager")
     rows = [
         (
             clean(name, 40),
             seconds(strategy.cold_seconds),
             spread_seconds(strategy.steady_seconds, half_spread(strategy)),
-            ratio(speed(report, strategy)),
+            ratio(speed(eager, strategy)),
             size(strategy.peak_bytes),
             difference(strategy.max_abs_diff),
             count(strategy.graphs),
-            break_even(report, name, strategy),
+            break_even(eager, name, strategy),
         )
         for name, strategy in strategies
     ]
@@ -174,7 +263,8 @@ def _strategies(report: Report) -> Table | None:
 
 
 def _checks(report: Report) -> Table | None:
-    checked = [(name, strategy) for name, strategy in ordered_strategies(report) if strategy.checks]
+    checked = [(name, strategy) for name, strategy in report.strategies.items() if strategy.checks]
+    checked += [(trial.name, trial.figures) for trial in report.tuning if trial.figures.checks]
     rows = [(clean(name, 40), *row) for name, strategy in checked for row in _check_rows(strategy)]
     headers: tuple[str, ...]
     headers = ("strategy", "block", "class", "largest difference", "gradient difference", "largest value", "verdict")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..report import Report
-from .tables import Table, environment_line, head, notes, progress_line, settings_line, tables, warnings
+from .tables import Table, environment_line, head, notes, progress_line, recommendation, settings_line, tables, warnings
 from .units import width
 
 _MOST_ROWS = 40
@@ -18,6 +18,8 @@ def render_text(report: Report) -> str:
         lines.append(f"settings: {line}")
     if line := environment_line(report):
         lines.append(f"environment: {line}")
+    if line := recommendation(report):
+        lines.append(line)
     lines += [f"! {warning.text}" for warning in warnings(report)]
     built = tables(report, _MOST_ROWS)
     for table in built:

@@ -1,0 +1,98 @@
+"""Which of several settings takes the least time in all for a number of calls: arithmetic on figures, and nothing else.
+
+A setting costs its cold start and then a steady step for each further call: a straight line over the number of calls.
+The best for each number is the lower envelope of these lines. Arithmetic is exact, so what is said of a number of calls
+and where the envelope bends can never disagree, whatever figures a file holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Protocol, TypeVar
+
+#: Beyond this many calls nobody asks: one a millisecond for thirty years.
+MOST_CALLS = 10**12
+
+
+class Figures(Protocol):
+    """What is needed to know of a setting: seconds, absent if they were not measured."""
+
+    @property
+    def cold_seconds(self) -> float | None: ...
+
+    @property
+    def steady_seconds(self) -> float | None: ...
+
+    @property
+    def steady_spread(self) -> float | None: ...
+
+
+F = TypeVar("F", bound=Figures)
+
+
+def total(figures: Figures, calls: int) -> Fraction | None:
+    """Seconds that so many calls take in all, the first one cold; ``None`` without both figures."""
+    cold, steady = figures.cold_seconds, figures.steady_seconds
+    if not (_is_time(cold) and _is_time(steady)) or cold is None or steady is None:
+        return None
+    return Fraction(cold) + (calls - 1) * Fraction(steady)
+
+
+def gains(figures: Figures, eager: Figures) -> bool:
+    """Whether a call is faster than eager by more than either varies; a gain within the spread counts as none."""
+    if not (_is_time(figures.steady_seconds) and _is_time(eager.steady_seconds)):
+        return False
+    assert figures.steady_seconds is not None  # which is what was just found
+    assert eager.steady_seconds is not None
+    spreads = [s for s in (figures.steady_spread, eager.steady_spread) if s is not None and math.isfinite(s)]
+    return eager.steady_seconds - figures.steady_seconds > max([0.0, *spreads])
+
+
+def candidates(settings: Sequence[F], eager: F | None) -> list[F]:
+    """Those that can be recommended: fully measured, and eager itself or faster than it by more than the spread."""
+    measured = [figures for figures in settings if total(figures, 1) is not None]
+    if eager is None or total(eager, 1) is None:
+        return measured
+    return [eager, *(figures for figures in measured if figures is not eager and gains(figures, eager))]
+
+
+def best(settings: Sequence[F], calls: int) -> F | None:
+    """The one with the least total time for so many calls; of equals the first. ``None`` if none was measured."""
+    totals = [(time, figures) for figures in settings if (time := total(figures, calls)) is not None]
+    return min(totals, key=lambda found: found[0])[1] if totals else None
+
+
+def envelope(settings: Sequence[F], most: int = MOST_CALLS) -> list[tuple[int, F]]:
+    """From how many calls on each is the best, beginning with one call and ending with ``most``."""
+    current = best(settings, 1)
+    if current is None:
+        return []
+    found = [(1, current)]
+    while True:
+        later = [(calls, figures) for figures in settings if (calls := _overtakes(figures, current)) is not None]
+        first = min((calls for calls, _ in later), default=most + 1)
+        if first > most:
+            return found
+        overtaking = best([figures for calls, figures in later if calls == first], first)
+        assert overtaking is not None  # it has figures, or it could not overtake
+        current = overtaking
+        found.append((first, current))
+
+
+def _overtakes(figures: Figures, current: Figures) -> int | None:
+    """The least number of calls for which ``figures`` takes less time than ``current``, if its calls are faster."""
+    theirs, ours = total(figures, 1), total(current, 1)
+    if theirs is None or ours is None:
+        return None
+    assert figures.steady_seconds is not None  # or there would be no total
+    assert current.steady_seconds is not None
+    gain = Fraction(current.steady_seconds) - Fraction(figures.steady_seconds)
+    if gain <= 0:
+        return None
+    return max(1, math.floor((theirs - ours) / gain) + 2)
+
+
+def _is_time(value: float | None) -> bool:
+    return value is not None and math.isfinite(value) and value >= 0
