@@ -398,7 +398,8 @@ def test_an_interrupt_at_any_stage_keeps_what_is_complete(line: str, turn: int) 
     assert ran_eager(model, rows()) == 4
     report = nbcompile.report(model)
     for trial in report.tuning:
-        assert (trial.figures.steady_repeats >= 2) == (trial.outcome == "measured"), trial
+        given_up = trial.outcome == "stopped" and "could not be the best" in trial.reason
+        assert (trial.figures.steady_repeats >= 2) == (trial.outcome == "measured" or given_up), trial
     assert report.best(1).name == "eager"
     assert any("stopped by KeyboardInterrupt" in note for note in report.notes)
 
