@@ -16,7 +16,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
 from ..errors import NbcompileError, UsageError
-from .lookup import evaluate_model, is_compiled, model_in_body, only_model, unquote
+from .lookup import evaluate_model, evaluate_step, is_compiled, model_in_body, only_model, unquote
 from .output import CellOutput
 from .step import Step
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _DYNAMIC = {"auto": None, "true": True, "false": False}
 _COMMANDS = {
+    "panel": "controls to compile, compare, tune and take back, in the notebook",
     "plan": "which parts of the model would be compiled, and why; compiles nothing",
     "report": "what compiled so far, how long it took, why again, what fell back to eager",
     "restore": "make the model as if it had never been compiled",
@@ -199,11 +200,19 @@ class NbcompileMagics(Magics):
         default="auto",
         help="For plan: what to do with the parts outside the repeated blocks. Default: auto.",
     )
+    @argument(
+        "step",
+        nargs="?",
+        metavar="STEP",
+        help="""For panel: a function that runs the model once, or an expression that gives one. Left out: the panel
+        compiles and restores, and cannot measure.""",
+    )
     def nbcompile(self, line: str) -> None:
         """Look at a model's compilation, take it back, or check the environment.
 
         %nbcompile plan MODEL       which parts would be compiled, and why; compiles nothing
         %nbcompile report MODEL     what compiled so far, and how it ran
+        %nbcompile panel MODEL STEP controls for all of it
         %nbcompile restore MODEL    as if never compiled
         %nbcompile doctor           check what compiling needs
         """
@@ -213,8 +222,18 @@ class NbcompileMagics(Magics):
                 print(_short_help())
             elif args.command not in _COMMANDS:
                 raise UsageError(f"there is no command {args.command!r}. Those that exist: {', '.join(_COMMANDS)}")
+            elif args.step is not None and args.command != "panel":
+                raise UsageError(f"{args.command} takes one model and nothing else: leave {args.step!r} out")
             else:
                 getattr(self, f"_{args.command}")(args)
+
+    def _panel(self, args: argparse.Namespace) -> None:
+        from .panel import make
+
+        model = self._model(args)
+        named = [None if word is None else unquote(word) for word in (args.model, args.step)]
+        step = None if args.step is None else evaluate_step(args.step, self.shell)
+        make(model, step, shell=self.shell, model_name=named[0], step_name=named[1])._ipython_display_()
 
     def _plan(self, args: argparse.Namespace) -> None:
         from ..regions import plan_regions

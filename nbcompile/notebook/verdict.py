@@ -1,0 +1,148 @@
+"""Which setting is the best for so many calls, from a report: arithmetic on its figures, nothing is measured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ..render.units import clean, count, escape_html, ratio, seconds
+from ..report import Report, Strategy
+
+#: Outcomes of a tuning's trial whose figures count; a wrong result's do not.
+_COUNTED = ("measured", "stopped")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting: seconds in all for the number of calls, ``None`` if it was not measured; ``note`` says why."""
+
+    name: str
+    total: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The settings of a report, ranked for a number of calls.
+
+    Attributes:
+        rows: the settings, least total time first, those without figures last.
+        best: the one to take; it need not be the first row, as a gain within the spread counts as none.
+        spans: from how many calls on each setting is the best, beginning with one call.
+        settings: the settings of the best, for the functions that compile.
+    """
+
+    calls: int
+    rows: tuple[Row, ...]
+    best: str
+    spans: tuple[tuple[int, str], ...]
+    settings: dict[str, Any]
+
+    @property
+    def sentence(self) -> str:
+        """The answer in words."""
+        total = next(row.total for row in self.rows if row.name == self.best)
+        calls = f"{count(self.calls)} call{'s' * (self.calls != 1)}"
+        if self.settings.get("strategy") == "eager":
+            return f"For {calls}: do not compile. Eager takes {seconds(total)} in all."
+        return f"For {calls}: {self.best} is the best, {seconds(total)} in all."
+
+    @property
+    def crossings(self) -> str:
+        """Where another setting becomes the best, in words."""
+        if len(self.spans) < 2:
+            return f"{self.best} is the best for any number of calls."
+        first, *later = self.spans
+        steps = [f"{name} from {count(calls)} call{'s' * (calls != 1)} on" for calls, name in later]
+        return f"Crossing points: {first[1]} is the best at first, {', '.join(steps)}."
+
+    def to_html(self) -> str:
+        """The ranking as a table without scripts."""
+        eager = next((row.total for row in self.rows if row.name == "eager"), None)
+        lines = "".join(self._line(row, eager) for row in self.rows)
+        return (
+            f'<div class="nbc-verdict"><p><b>{escape_html(self.sentence, 400)}</b></p><table><thead><tr>'
+            f"<th>setting</th><th>{escape_html(count(self.calls))} calls</th><th>against eager</th></tr></thead>"
+            f"<tbody>{lines}</tbody></table><p>{escape_html(self.crossings, 600)}</p></div>"
+        )
+
+    def _line(self, row: Row, eager: float | None) -> str:
+        speed = ratio(eager / row.total) if eager and row.total and row.name != "eager" else ""
+        best = ' class="nbc-best"' if row.name == self.best else ""
+        total = seconds(row.total) if row.total is not None else row.note
+        return f"<tr{best}><td>{escape_html(row.name, 120)}</td><td>{escape_html(total)}</td><td>{speed}</td></tr>"
+
+
+def verdict(report: Report, calls: int) -> Verdict | None:
+    """The settings of a report ranked for ``calls`` calls; ``None`` if none was measured."""
+    if hasattr(report, "trials"):
+        return _of_trials(report, calls)
+    measured = {name: figures for name, figures in report.strategies.items() if _total(figures, 1) is not None}
+    if not measured:
+        return None
+    eligible = _eligible(measured)
+    best = min(eligible, key=lambda name: _total(eligible[name], calls) or 0.0)
+    rows = [
+        Row(clean(name, 80), _total(figures, calls), "failed" if figures.failure else "not measured")
+        for name, figures in report.strategies.items()
+    ]
+    axes = ("backend", "mode", "dynamic", "rest")
+    settings = {axis: report.settings[axis] for axis in axes if axis in report.settings}
+    return Verdict(calls, _sorted(rows), clean(best, 80), tuple(_spans(eligible)), {"strategy": best, **settings})
+
+
+def _total(figures: Strategy, calls: int) -> float | None:
+    cold, steady = figures.cold_seconds, figures.steady_seconds
+    return None if figures.failure or cold is None or steady is None else cold + (calls - 1) * steady
+
+
+def _sorted(rows: list[Row]) -> tuple[Row, ...]:
+    return tuple(sorted(rows, key=lambda row: math.inf if row.total is None else row.total))
+
+
+def _of_trials(report: Any, calls: int) -> Verdict | None:
+    """The same from a report that ranks what it holds itself, a tuning's trials or a comparison's strategies."""
+    spans = tuple((first, clean(trial.name, 80)) for first, trial in report.crossings())
+    if not spans:
+        return None
+    rows = [
+        Row(clean(t.name, 80), t.total_seconds(calls) if t.outcome in _COUNTED else None, t.reason or t.outcome)
+        for t in report.trials()
+    ]
+    best = report.best(calls=calls)
+    return Verdict(calls, _sorted(rows), clean(best.name, 80), spans, dict(best.settings))
+
+
+def _eligible(measured: dict[str, Strategy]) -> dict[str, Strategy]:
+    """Those that can be the best: eager, and what is faster by more than either varies."""
+    eager = measured.get("eager")
+    if eager is None:
+        return measured
+    return {
+        name: figures
+        for name, figures in measured.items()
+        if figures is eager
+        or (eager.steady_seconds or 0.0) - (figures.steady_seconds or 0.0)
+        > max(eager.steady_spread or 0.0, figures.steady_spread or 0.0)
+    }
+
+
+def _spans(eligible: dict[str, Strategy]) -> list[tuple[int, str]]:
+    """The lower envelope of the lines of total time over the number of calls."""
+    name = min(eligible, key=lambda one: _total(eligible[one], 1) or 0.0)
+    spans = [(1, clean(name, 80))]
+    while True:
+        later = [(calls, other) for other in eligible if (calls := _overtakes(eligible[other], eligible[name]))]
+        if not later:
+            return spans
+        calls, name = min(later, key=lambda found: (found[0], eligible[found[1]].steady_seconds))
+        spans.append((calls, clean(name, 80)))
+
+
+def _overtakes(one: Strategy, current: Strategy) -> int | None:
+    """The least number of calls for which ``one`` takes less time than ``current``, if its calls are faster."""
+    gain = (current.steady_seconds or 0.0) - (one.steady_seconds or 0.0)
+    if gain <= 0:
+        return None
+    return max(1, math.floor(((one.cold_seconds or 0.0) - (current.cold_seconds or 0.0)) / gain) + 2)
