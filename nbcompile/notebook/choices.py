@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 ACTIONS = ("compile", "compare", "tune", "restore")
 
+#: What ``dynamic`` takes, by the words of the magics.
+DYNAMIC: dict[str, bool | None] = {"auto": None, "true": True, "false": False}
+
 #: Backends that show where a problem lies: offered although torch lists them among those for debugging.
 _DEBUGGING = ("aot_eager", "eager")
 #: Backends that torch lists whether or not the package is there that they need.
@@ -200,7 +203,7 @@ class Offers:
     strategies: tuple[Offer, ...]
     backends: tuple[Offer, ...]
     modes: tuple[Offer, ...]
-    dynamic: tuple[Offer, ...] = (Offer(None, "auto"), Offer(True, "true"), Offer(False, "false"))
+    dynamic: tuple[Offer, ...] = (Offer("auto", "auto"), Offer("true", "true"), Offer("false", "false"))
     rest: tuple[Offer, ...] = field(default=())
 
     def refusal(self, setting: str, value: Any) -> str:
@@ -307,7 +310,7 @@ def _backends() -> list[str]:
 
 
 def _backend(name: str, without_cuda: str) -> Offer:
-    label = f"{name} (debugging)" if name in _DEBUGGING else name
+    label = f"{name} (debug)" if name in _DEBUGGING else name
     if name == "cudagraphs" and without_cuda:
         return Offer(name, label, without_cuda)
     if (package := _NEEDS_PACKAGE.get(name)) and find_spec(package) is None:

@@ -19,7 +19,7 @@ import ipywidgets as widgets
 
 from ..errors import NbcompileError, UsageError
 from ..render.units import clean, escape_html, seconds
-from .choices import ACTIONS, Choices, Names, Offer, offers_for, rest_of, takes_modes, tree_of
+from .choices import ACTIONS, DYNAMIC, Choices, Names, Offer, offers_for, rest_of, takes_modes, tree_of
 from .main_thread import MainThread
 from .output import CellOutput
 from .panel import carry_out, tune_missing
@@ -131,7 +131,7 @@ class Panel:
         self.strategy = _dropdown("strategy", offers.strategies, choices.strategy)
         self.backend = _dropdown("backend", offers.backends, choices.backend)
         self.mode = _dropdown("mode", offers.modes, choices.mode)
-        self.dynamic = _dropdown("dynamic", offers.dynamic, choices.dynamic)
+        self.dynamic = _dropdown("dynamic", offers.dynamic, _word(choices.dynamic))
         self.rest = _dropdown("rest", offers.rest, choices.rest)
         self.fullgraph = widgets.Checkbox(
             choices.fullgraph, description="fullgraph", indent=False, layout=_width("auto")
@@ -149,10 +149,7 @@ class Panel:
             )
             for offer in offers.strategies
         }
-        self.budget = widgets.BoundedFloatText(
-            choices.budget, min=1, max=86400, step=10, description="within seconds", layout=_width("180px"),
-            style={"description_width": "initial"},
-        )  # fmt: skip
+        self.budget = widgets.BoundedFloatText(choices.budget, min=1, max=86400, step=10, layout=_width("90px"))
         self.message = widgets.HTML()
         self.calls = widgets.FloatLogSlider(
             choices.calls, base=10, min=0, max=6, step=0.05, readout_format=",.0f", description="N calls",
@@ -163,22 +160,16 @@ class Panel:
         self.code_of = widgets.Dropdown(
             options=[(f"Code of {_TITLES[action]}", action) for action in ACTIONS], layout=_width("180px")
         )
-        self.code_text = widgets.Textarea(layout=widgets.Layout(width="100%", height="6.5em"))
+        self.code_text = widgets.Textarea(layout=widgets.Layout(width="calc(100% - 4px)", height="6.5em"))
         self.widget = widgets.VBox(
             [
                 self.title,
                 _row(self.strategy, self.backend, self.mode, self.dynamic, self.rest, self.fullgraph),
                 self.hint,
                 self.regions.widget,
-                _row(
-                    self.buttons["compile"],
-                    self.buttons["restore"],
-                    self.buttons["compare"],
-                    widgets.Label("eager with"),
-                    *self.compared.values(),
-                    self.buttons["tune"],
-                    self.budget,
-                ),
+                _row(self.buttons["compile"], self.buttons["restore"]),
+                _row(self.buttons["compare"], widgets.Label("eager with"), *self.compared.values()),
+                _row(self.buttons["tune"], widgets.Label("for N calls, within"), self.budget, widgets.Label("seconds")),
                 self.message,
                 _row(self.calls, self.take),
                 self.ranking,
@@ -227,7 +218,7 @@ class Panel:
             strategy=self.strategy.value,
             backend=self.backend.value,
             mode=mode,
-            dynamic=self.dynamic.value,
+            dynamic=DYNAMIC[self.dynamic.value],
             rest=self.rest.value,
             fullgraph=self.fullgraph.value,
             compare=tuple(name for name, box in self.compared.items() if box.value),
@@ -262,8 +253,9 @@ class Panel:
     def _show_choices(self) -> None:
         choices, model = self.choices, self._model()
         with self._unobserved():
-            for name in ("strategy", "backend", "mode", "dynamic", "rest", "fullgraph"):
+            for name in ("strategy", "backend", "mode", "rest", "fullgraph"):
                 getattr(self, name).value = getattr(choices, name)
+            self.dynamic.value = _word(choices.dynamic)
         self.title.value = _STYLE + self._state(model)
         self.mode.disabled = not takes_modes(choices.backend)
         self.rest.disabled = choices.strategy != "regional" and "regional" not in choices.compare
@@ -439,6 +431,10 @@ def _row(*children: Any) -> Any:
 
 def _width(width: str) -> Any:
     return widgets.Layout(width=width)
+
+
+def _word(dynamic: bool | None) -> str:
+    return next(word for word, value in DYNAMIC.items() if value is dynamic)
 
 
 def _faint(*lines: str) -> str:

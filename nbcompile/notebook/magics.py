@@ -16,6 +16,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
 from ..errors import NbcompileError, UsageError
+from .choices import DYNAMIC
 from .lookup import evaluate_model, evaluate_step, is_compiled, model_in_body, only_model, unquote
 from .output import CellOutput
 from .step import Step
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from ..report import Report
 
-_DYNAMIC = {"auto": None, "true": True, "false": False}
 _COMMANDS = {
     "panel": "controls to compile, compare, tune and take back, in the notebook",
     "plan": "which parts of the model would be compiled, and why; compiles nothing",
@@ -65,7 +65,7 @@ class NbcompileMagics(Magics):
     )
     @argument(
         "--dynamic",
-        choices=tuple(_DYNAMIC),
+        choices=tuple(DYNAMIC),
         default="auto",
         help="Compile for sizes that change: true, false, or auto: once a size has changed. Default: auto.",
     )
@@ -171,7 +171,7 @@ class NbcompileMagics(Magics):
             raise UsageError(f"-n takes a number of calls, 1 or more, not {args.calls}")
         if args.rounds < 1:
             raise UsageError(f"-r takes a number of rounds, 1 or more, not {args.rounds}")
-        settings: dict[str, Any] = {"rest": args.rest, "dynamic": _DYNAMIC[args.dynamic]}
+        settings: dict[str, Any] = {"rest": args.rest, "dynamic": DYNAMIC[args.dynamic]}
         if args.fullgraph:
             settings["fullgraph"] = True
         if args.backend is not None:

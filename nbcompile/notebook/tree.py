@@ -32,7 +32,10 @@ class RegionTree:
     def show_rest(self, rest: Sequence[PlannedRest]) -> None:
         """Tell what becomes of the parts outside the blocks."""
         lines = [f"{part.path} ({part.class_name}): {part.decision}, {part.reason}" for part in rest]
-        self._rest.value = "".join(f'<div class="nbc-faint">rest: {escape_html(line)}</div>' for line in lines)
+        lines = [f"rest: {line}" for line in lines]
+        if any(part.decision == "compile" and part.path in self.left_out for part in rest):
+            lines.append("An unchecked block is rest, and rest=auto compiles it alone; rest=eager leaves it eager.")
+        self._rest.value = "".join(f'<div class="nbc-faint">{escape_html(line)}</div>' for line in lines)
 
     def _tell(self) -> None:
         self._count(self._tree)
