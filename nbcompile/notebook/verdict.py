@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ..render.units import clean, count, escape_html, ratio, seconds
+from ..render.units import clean, escape_html, ratio, seconds
 from ..report import Report, Strategy
 
 #: Outcomes of a tuning's trial whose figures count; a wrong result's do not.
@@ -43,7 +43,7 @@ class Verdict:
     def sentence(self) -> str:
         """The answer in words."""
         total = next(row.total for row in self.rows if row.name == self.best)
-        calls = f"{count(self.calls)} call{'s' * (self.calls != 1)}"
+        calls = _calls(self.calls)
         if self.settings.get("strategy") == "eager":
             return f"For {calls}: do not compile. Eager takes {seconds(total)} in all."
         return f"For {calls}: {self.best} is the best, {seconds(total)} in all."
@@ -54,7 +54,7 @@ class Verdict:
         if len(self.spans) < 2:
             return f"{self.best} is the best for any number of calls."
         first, *later = self.spans
-        steps = [f"{name} from {count(calls)} call{'s' * (calls != 1)} on" for calls, name in later]
+        steps = [f"{name} from {_calls(calls)} on" for calls, name in later]
         return f"Crossing points: {first[1]} is the best at first, {', '.join(steps)}."
 
     def to_html(self) -> str:
@@ -63,7 +63,7 @@ class Verdict:
         lines = "".join(self._line(row, eager) for row in self.rows)
         return (
             f'<div class="nbc-verdict"><p><b>{escape_html(self.sentence, 400)}</b></p><table><thead><tr>'
-            f"<th>setting</th><th>{escape_html(count(self.calls))} calls</th><th>against eager</th></tr></thead>"
+            f"<th>setting</th><th>{_calls(self.calls)}</th><th>against eager</th></tr></thead>"
             f"<tbody>{lines}</tbody></table><p>{escape_html(self.crossings, 600)}</p></div>"
         )
 
@@ -72,6 +72,10 @@ class Verdict:
         best = ' class="nbc-best"' if row.name == self.best else ""
         total = seconds(row.total) if row.total is not None else row.note
         return f"<tr{best}><td>{escape_html(row.name, 120)}</td><td>{escape_html(total)}</td><td>{speed}</td></tr>"
+
+
+def _calls(number: int) -> str:
+    return f"{number:,} call{'s' * (number != 1)}"
 
 
 def verdict(report: Report, calls: int) -> Verdict | None:

@@ -189,7 +189,7 @@ def lab(browser: Any, server: Server, request: pytest.FixtureRequest) -> Iterato
 
 
 def _window(browser: Any, server: Server, request: pytest.FixtureRequest) -> Iterator[Lab]:
-    page = browser.new_page(viewport={"width": 1200, "height": 1400})
+    page = browser.new_page(viewport={"width": 1200, "height": 2000})
     page.set_default_timeout(30_000)
     lab = Lab(page, server)
     try:

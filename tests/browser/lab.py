@@ -80,7 +80,10 @@ class Lab:
         self.output(index).locator(".plot-container, .plot-img").locator("visible=true").first.wait_for()
         picture = self.output(index).locator(".plot-img").locator("visible=true")
         if picture.count():
-            picture.hover()
+            picture.scroll_into_view_if_needed()
+            box = picture.bounding_box()
+            if box is not None:  # else the chart has taken its place by now
+                self.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20)
         self.output(index).locator(".plot-container .main-svg").first.wait_for()
         return list(self.output(index).locator(".main-svg text").all_text_contents())
 
