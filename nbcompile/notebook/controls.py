@@ -24,7 +24,7 @@ from .main_thread import MainThread
 from .output import CellOutput
 from .panel import carry_out, tune_missing
 from .tree import RegionTree
-from .verdict import verdict
+from .verdict import Verdict, verdict
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,6 +41,9 @@ _TIPS = {
 _LONGEST_MESSAGE = 600  # characters of a message; the whole is one click away
 _MOST_DETAILS = 4000  # and so many of that
 
+_PLACE = "The report of what the panel does will be shown here."
+#: A front end forgets which output to replace when its page is loaded again; controls it asks the kernel for.
+_BELOW = "The report is below; once the page was loaded again, run this cell anew to see it."
 _NO_VERDICT = "Compare or tune first: the slider then ranks what was measured for N calls, without measuring again."
 
 _STYLE = """<style>
@@ -85,6 +88,7 @@ class Panel:
         self.offers = offers_for(model, self.tree)
         self.choices = self._possible(Choices.default())
         self.report: Report | None = None
+        self._measured: Report | None = None  # what the slider ranks: the latest report that has figures for it
         self._busy = threading.Lock()
         self._lock = threading.RLock()  # a change may come on one thread while work on another ends
         self._setting = False
@@ -115,7 +119,7 @@ class Panel:
         data["text/plain"] = f"{self!r}: its controls need a running kernel; its report is below"
         self._shell.display_pub.publish(data=data, metadata={})
         output = CellOutput(self._shell)
-        output.line("The report of what the panel does will be shown here.")
+        output.line(_PLACE)
         if self.report is not None:
             output.report(self.report)
         self._outputs.append(output)
@@ -270,10 +274,13 @@ class Panel:
             button.tooltip = why or _TIPS[action]
 
     def _show_verdict(self) -> None:
-        found = verdict(self.report, self.choices.calls) if self.report is not None else None
+        found = self._verdict()
         self.ranking.value = found.to_html() if found is not None else _faint(_NO_VERDICT)
         self.take.disabled = self._busy.locked() or found is None
         self.take.tooltip = "Compile with what the ranking recommends" if found else "nothing is ranked yet"
+
+    def _verdict(self) -> Verdict | None:
+        return None if self._measured is None else verdict(self._measured, self.choices.calls)
 
     def _state(self, model: nn.Module | None) -> str:
         from ..compiler import current
@@ -316,7 +323,7 @@ class Panel:
     # -- what the buttons do -----------------------------------------------------------------------------------------
 
     def _take_best(self) -> None:
-        found = verdict(self.report, self.choices.calls) if self.report is not None else None
+        found = self._verdict()
         if found is None or self._busy.locked():
             return
         if found.settings["strategy"] == "eager":
@@ -347,6 +354,8 @@ class Panel:
         report = carry_out(action, model, choices, self.tree, self.step, self._progress)
         if report is not None:
             self.report = report
+            if verdict(report, 1) is not None:
+                self._measured = report
             for output in self._outputs:
                 output.report(report)
 
@@ -357,7 +366,7 @@ class Panel:
         else:
             self._show_error(action, error)
             for output in self._outputs:  # a line of progress would otherwise stand there for ever
-                output.end("stopped") if self.report is None else output.report(self.report)
+                output.end(_PLACE) if self.report is None else output.report(self.report)
         self._busy.release()
         for other in list(_open):
             other._refresh()
@@ -370,11 +379,9 @@ class Panel:
                 return "The model is prepared; it compiles at its next call."
             taken = sum(part.compile_seconds for part in self.report.groups)
             taken += sum(part.compile_seconds for part in self.report.rest)
-            return f"Compiled in {seconds(taken)}. The report is below."
-        return (
-            f"{'Compared' if action == 'compare' else 'Tuned'}; the model is as it was before. Move the slider to rank "
-            "the settings for N calls. The report is below."
-        )
+            return f"Compiled in {seconds(taken)}. {_BELOW}"
+        done = "Compared" if action == "compare" else "Tuned"
+        return f"{done}; the model is as it was before. The slider ranks the settings for N calls. {_BELOW}"
 
     def _progress(self, line: str) -> None:
         self._tell("working", line)

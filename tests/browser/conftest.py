@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.lab import SCREENSHOTS, Lab
+from tests.browser.lab import SCREENSHOTS, Lab, Notebook7
 
 BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome")
 ROOT = Path(__file__).parents[2]
@@ -188,10 +188,16 @@ def lab(browser: Any, server: Server, request: pytest.FixtureRequest) -> Iterato
     yield from _window(browser, server, request)
 
 
-def _window(browser: Any, server: Server, request: pytest.FixtureRequest) -> Iterator[Lab]:
+@pytest.fixture
+def notebook_7(browser: Any, notebook_server: Server, request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """The same of Notebook 7."""
+    yield from _window(browser, notebook_server, request, Notebook7)
+
+
+def _window(browser: Any, server: Server, request: pytest.FixtureRequest, kind: type[Lab] = Lab) -> Iterator[Lab]:
     page = browser.new_page(viewport={"width": 1200, "height": 2000})
     page.set_default_timeout(30_000)
-    lab = Lab(page, server)
+    lab = kind(page, server)
     try:
         yield lab
         failed = request.node.stash.get(_FAILED, False)

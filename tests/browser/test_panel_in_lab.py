@@ -137,9 +137,11 @@ def test_panel_compiles_compares_ranks_and_restores(lab: Lab) -> None:
     assert lab.figure(1) == drawn
     press(lab, "Compile")
     told(lab, "Compiled in")
+    panel(lab).get_by_text("For 1,000,000 calls:").wait_for()
     lab.shoot("panel-reloaded", 1)
-    # WHEN the saved notebook is opened with no kernel THEN the same figure is there
+    # WHEN the saved notebook is opened with no kernel THEN the same figure is there; that the controls are not is told
     lab.server.stop_kernels()
+    lab.known.append("widget model not found")
     lab.open("panel.ipynb", kernel=False)
     assert lab.figure(1) == drawn
     lab.shoot("panel-no-kernel", 1)
@@ -152,14 +154,20 @@ def slow(graph, inputs):
     time.sleep(600)
     return graph.forward"""
 
-CHECK = (
-    "print('works', nbcompile.compile_regions(model, backend='aot_eager')(x).shape, threading.active_count() - before)"
-)
+# libraries start threads of their own when something is compiled for the first time
+BASELINE = """\
+import nbcompile
+nbcompile.compile_regions(Net(2), backend='aot_eager')(x)
+before = set(threading.enumerate())"""
+
+CHECK = """\
+shape = nbcompile.compile_regions(model, backend='aot_eager')(x).shape
+print('works', shape, {thread.name for thread in set(threading.enumerate()) - before})"""
 
 
 def test_interrupt_stops_the_work_of_a_button(lab: Lab) -> None:
     # GIVEN a panel, and a backend that takes ten minutes
-    lab.write("stop.ipynb", SETUP, SLOW_BACKEND, PANEL, "import nbcompile; before = threading.active_count()", CHECK)
+    lab.write("stop.ipynb", SETUP, SLOW_BACKEND, PANEL, BASELINE, CHECK)
     lab.open("stop.ipynb")
     for index in range(4):
         lab.run(index)
@@ -176,7 +184,7 @@ def test_interrupt_stops_the_work_of_a_button(lab: Lab) -> None:
     lab.shoot("panel-interrupted", 2)
     # AND the next cell works, and no thread is left
     lab.run(4)
-    assert lab.output(4).inner_text().strip() == "works torch.Size([2, 4]) 0"
+    assert lab.output(4).inner_text().strip() == "works torch.Size([2, 4]) set()"
 
 
 def test_two_panels_a_running_cell_and_a_closed_panel(lab: Lab) -> None:
@@ -236,3 +244,19 @@ def test_inductor_compiles_from_the_panel(lab: Lab) -> None:
     told(lab, "Compiled in", seconds=180)
     assert any("first call (compiling)" in text for text in lab.seen())
     assert "Kernel compile (C++/Triton)" in lab.figure(1)
+
+
+def test_panel_in_notebook_7(notebook_7: Lab) -> None:
+    # GIVEN a panel in Notebook 7
+    lab = notebook_7
+    lab.known.append("Cannot read properties of undefined (reading 'schema')")  # Notebook's own, on any notebook
+    lab.write("seven.ipynb", SETUP, PANEL)
+    lab.open("seven.ipynb")
+    lab.run(0)
+    lab.run(1)
+    # WHEN a backend is chosen and Compile pressed THEN the report is drawn
+    choose(lab, "backend", "aot_eager (debug)")
+    press(lab, "Compile")
+    told(lab, "Compiled in")
+    assert "layers" in lab.figure(1)
+    lab.shoot("panel-notebook7", 1)
