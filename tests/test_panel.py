@@ -6,6 +6,7 @@ import ast
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -259,6 +260,31 @@ def test_interrupt_ends_the_work_and_nothing_else(shell: InteractiveShell) -> No
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+        main.forget()
+
+
+def test_interrupt_that_python_drops_is_delivered_again(shell: InteractiveShell) -> None:
+    # GIVEN work that is interrupted in the callback of a weak reference, where Python ignores what is raised
+    main, ended = MainThread(shell), []
+    hook, threads = sys.unraisablehook, threading.active_count()
+
+    def work() -> None:
+        model = net()
+        reference = weakref.ref(model, lambda _: os.kill(os.getpid(), signal.SIGINT))
+        del model
+        gc.collect()
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            time.sleep(0.01)
+        assert reference
+
+    # WHEN it runs THEN it is stopped all the same, and no thread and no hook is left
+    try:
+        main.run(work, ended.append)
+        assert [type(error) for error in ended] == [KeyboardInterrupt]
+        assert sys.unraisablehook is hook
+        assert threading.active_count() == threads
+    finally:
         main.forget()
 
 

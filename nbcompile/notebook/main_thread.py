@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
@@ -103,7 +104,8 @@ def _interruptible(work: Callable[[], None], finished: Callable[[BaseException |
     try:
         try:
             try:
-                work()
+                with insistent():
+                    work()
             finally:
                 working = False
         except BaseException as raised:
@@ -113,3 +115,30 @@ def _interruptible(work: Callable[[], None], finished: Callable[[BaseException |
     finally:
         error = None  # or error and frame would hold each other, and with them the step's tensors
         signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def insistent() -> Iterator[None]:
+    """Deliver an interrupt again that Python has dropped.
+
+    Where it comes in a destructor or the callback of a weak reference, of which Dynamo has many, Python reports
+    ``KeyboardInterrupt`` as ignored and goes on, so that the compile would too. Only the main thread may use this.
+    """
+    before, main, again = sys.unraisablehook, threading.get_ident(), list[threading.Timer]()
+
+    def dropped(unraisable: Any) -> None:
+        if unraisable.exc_type is not KeyboardInterrupt:
+            before(unraisable)
+            return
+        # a moment later: raised at once, it would be raised in here and dropped again
+        again.append(threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT)))
+        again[-1].start()
+
+    sys.unraisablehook = dropped
+    try:
+        yield
+    finally:
+        for timer in again:
+            timer.cancel()
+            timer.join()
+        sys.unraisablehook = before
