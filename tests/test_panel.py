@@ -436,6 +436,23 @@ def test_two_panels_show_one_state(panel: Panel, shell: InteractiveShell) -> Non
     assert compiler.current(shell.user_ns["model"]) is not None
 
 
+def test_cell_that_is_run_again_keeps_the_report(panel: Panel, shell: InteractiveShell) -> None:
+    # GIVEN a panel that has measured, and then compiled
+    panel.compared["full"].value = False
+    panel.buttons["compare"].click()
+    panel.buttons["compile"].click()
+    # WHEN another is made for the same model, as by running the cell again THEN it shows the report, and ranks
+    again = nbcompile.panel(shell.user_ns["model"], shell.user_ns["step"])
+    again._ipython_display_()
+    assert shell.display_pub.outputs[-1]["data"][MIME_TYPE] == panel.report.to_dict()  # type: ignore[union-attr]
+    assert "For 1,000 calls:" in again.ranking.value
+    # AND one for another model does not
+    other = nbcompile.panel(net(), None)
+    assert other.report is None
+    again.close()
+    other.close()
+
+
 def test_closed_panels_leave_nothing(shell: InteractiveShell) -> None:
     # GIVEN the shell's callbacks WHEN a panel is made and closed THEN they are as before
     before = list(shell.events.callbacks["post_run_cell"])

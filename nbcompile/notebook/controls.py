@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -88,6 +89,7 @@ class Panel:
         self.offers = offers_for(model, self.tree)
         self.choices = self._possible(Choices.default())
         self.report: Report | None = None
+        self._reported_at = 0.0
         self._measured: Report | None = None  # what the slider ranks: the latest report that has figures for it
         self._busy = threading.Lock()
         self._lock = threading.RLock()  # a change may come on one thread while work on another ends
@@ -96,9 +98,18 @@ class Panel:
         self._outputs: list[CellOutput] = []
         self._closed = False
         self._main = MainThread(self._shell)
+        self._take_reports(model)
         self._build()
         self._shell.events.register("post_run_cell", self._after_cell)
         _open.add(self)
+
+    def _take_reports(self, model: nn.Module) -> None:
+        """Go on from what the latest panel of the same model showed: a cell that is run again loses no measurement."""
+        others = [other for other in list(_open) if other._model() is model and other.report is not None]
+        if others:
+            latest = max(others, key=lambda other: other._reported_at)
+            self.report, self._measured = latest.report, latest._measured
+            self._reported_at = latest._reported_at
 
     def close(self) -> None:
         """Take the controls away. Work that waits is dropped; what was compiled stays, and so does the report."""
@@ -353,7 +364,7 @@ class Panel:
             raise UsageError("the model that this panel was made for is gone; make a panel for the new one")
         report = carry_out(action, model, choices, self.tree, self.step, self._progress)
         if report is not None:
-            self.report = report
+            self.report, self._reported_at = report, time.monotonic()
             if verdict(report, 1) is not None:
                 self._measured = report
             for output in self._outputs:

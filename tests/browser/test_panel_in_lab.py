@@ -138,7 +138,13 @@ def test_panel_compiles_compares_ranks_and_restores(lab: Lab) -> None:
     press(lab, "Compile")
     told(lab, "Compiled in")
     panel(lab).get_by_text("For 1,000,000 calls:").wait_for()
+    # AND the cell, run again, shows the report of what was done since
+    lab.run(1)
+    panel(lab).get_by_text("For 1,000 calls:").wait_for()
+    assert "full" not in lab.figure(1)
     lab.shoot("panel-reloaded", 1)
+    drawn = lab.figure(1)
+    lab.save("panel.ipynb")
     # WHEN the saved notebook is opened with no kernel THEN the same figure is there; that the controls are not is told
     lab.server.stop_kernels()
     lab.known.append("widget model not found")
