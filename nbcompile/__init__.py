@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .errors import NoRepeatedBlocksError as NoRepeatedBlocksError
     from .errors import ReportError as ReportError
     from .errors import UsageError as UsageError
+    from .notebook.panel import panel as panel
     from .plugin import TorchDynamoPlugin as TorchDynamoPlugin
     from .regions import RegionPlan as RegionPlan
     from .regions import plan_regions as plan_regions
@@ -52,6 +53,7 @@ _MODULE_OF = {
     "compile_regions": "compiler",
     "eager": "compiler",
     "load_report": "report",
+    "panel": "notebook.panel",
     "plan_regions": "regions",
     "report": "compiler",
     "restore": "compiler",
@@ -59,7 +61,7 @@ _MODULE_OF = {
 }
 
 #: Modules that import torch's compiler, which needs a cache folder that it can use.
-_NEED_COMPILER = ("compare", "compiler", "tune")
+_NEED_COMPILER = ("compare", "compiler", "notebook.panel", "tune")
 
 __all__ = [*_MODULE_OF, "__version__"]
 

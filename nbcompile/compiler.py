@@ -250,6 +250,26 @@ def taken_off(model: nn.Module) -> Iterator[list[tuple[nn.Module, Any]]]:
                 module.__dict__[SLOT] = slot
 
 
+@contextlib.contextmanager
+def replacing(model: nn.Module) -> Iterator[None]:
+    """Compile a model anew inside a ``with`` block; if the block fails, what was compiled before is there again."""
+    check_model(model)
+    before = _compilations.pop(id(model), None)
+    if before is not None:
+        before.uninstall()
+    try:
+        yield
+    except BaseException:
+        restore(model)
+        if before is not None:
+            before.install()
+            _compilations[id(model)] = before
+        raise
+    if before is not None:
+        before.retire()
+        events.forget_dead_owners()
+
+
 def report(model: nn.Module) -> Report:
     """What was compiled for a model so far, how long it took, what was compiled again and why, what ran eager.
 

@@ -20,6 +20,7 @@ from nbcompile.render import units
 from nbcompile.render.charts import figure, figure_dict
 from nbcompile.render.html import render_html, render_page
 from nbcompile.render.mime import PLOTLY_MIME_TYPE, LiveBundle, mime_bundle
+from nbcompile.render.tables import recommendation
 from nbcompile.render.text import render_text
 from nbcompile.report import MIME_TYPE, PHASE_TITLES, Group, Recompile, RegionTime, Report, Rest, Snapshot, Strategy
 
@@ -152,6 +153,7 @@ def test_text_of_the_sample() -> None:
         "SampleForCausalLM · 135 M parameters · float32 · cpu · torch 9.9.9\n"
         "settings: backend=inductor, mode=default, fullgraph=False\n"
         "environment: python=3.99, cpu=a processor, threads=2\n"
+        "Up to 96 calls: do not compile. From 97 calls on: regional. From 3501 calls on: full.\n"
         "! 4 of 30 blocks of model.layers ran eager: recompile limit reached\n"
         "! regional: model.layers.1 is the first region that differs from eager on the same input; 1 of 3 do\n"
         "\n"
@@ -761,3 +763,31 @@ def test_a_hostile_snapshot_is_drawn_as_letters() -> None:
 )
 def test_a_decade_is_written_in_the_unit_of_times(decade: int, shown: str) -> None:
     assert units.decade_seconds(decade) == shown
+
+
+def _measured(cold: float, steady: float, spread: float = 0.001) -> Strategy:
+    return Strategy(cold_seconds=cold, steady_seconds=steady, steady_spread=spread, steady_repeats=5)
+
+
+@pytest.mark.parametrize(
+    ("strategies", "said"),
+    [
+        (
+            {"eager": _measured(0.3, 0.3), "regional": _measured(5, 0.28), "full": _measured(30, 0.25)},
+            "Up to 236 calls: do not compile. From 237 calls on: regional. From 835 calls on: full.",
+        ),
+        ({"eager": _measured(0.3, 0.2), "regional": _measured(5, 0.28)}, "Compiling does not pay here"),
+        ({"eager": _measured(0.3, 0.3, spread=0.1), "regional": _measured(5, 0.28)}, "Compiling does not pay here"),
+        ({"eager": _measured(0.3, 0.3)}, ""),
+        ({"regional": _measured(5, 0.28), "full": _measured(30, 0.25)}, ""),
+        ({"eager": _measured(0.3, 0.3), "regional": Strategy(failure="no compiler")}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_comparison_says_what_is_best_for_how_many_calls(strategies: dict[str, Strategy], said: str) -> None:
+    report = Report(strategies=strategies)
+    line = recommendation(report)
+    assert line.startswith(said)
+    assert bool(line) == bool(said)
+    assert line in render_text(report)
+    assert line in html.unescape(render_html(report))

@@ -13,17 +13,16 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import logging
-import os
 import threading
 import time
 import weakref
-from binascii import b2a_hex
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from .. import progress
 from ..progress import Progress
+from .output import CellOutput
 
 if TYPE_CHECKING:
     from ..render.mime import LiveBundle
@@ -43,10 +42,14 @@ _MOST_BYTES = 250_000
 
 
 class Live:
-    """An output that is replaced in place, so that a saved notebook keeps the last state and nothing else.
+    """An output that moves while work is done.
 
     The work is done inside of ``with live.working:`` and is given ``live.progress``. Afterwards :meth:`report` or
-    :meth:`end` puts the last state there.
+    :meth:`end` puts the last state there. One ``Live`` is for one piece of work.
+
+    Args:
+        output: where to show it, if that is there already.
+        on_stage: called with the line of each stage, in the work's thread.
 
     Attributes:
         progress: what the work fills.
@@ -54,19 +57,20 @@ class Live:
             interrupt can come between the end of the work and that of the thread that waits for it.
     """
 
-    def __init__(self, shell: Any, *, quiet: bool = False) -> None:
-        self._shell = shell
-        # Not IPython.display: that publishes through the process's first shell, which need not be this one. Kept, as
-        # a `with capture_output():` of the user's, around something else, must not receive what belongs here.
-        self._publisher = shell.display_pub
-        self._quiet = quiet
-        self._moves = getattr(self._publisher, "pub_socket", None) is not None
-        self._id = b2a_hex(os.urandom(16)).decode("ascii")
-        self._there = False
+    def __init__(
+        self,
+        shell: Any,
+        *,
+        quiet: bool = False,
+        output: CellOutput | None = None,
+        on_stage: Callable[[str], None] | None = None,
+    ) -> None:
+        self._output = CellOutput(shell, quiet=quiet) if output is None else output
+        self._on_stage = on_stage
         self._ended = False
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self.progress = Progress(self._stage, watched=self._moves and not quiet)
+        self.progress = Progress(self._stage, watched=self._output.in_kernel and not quiet)
         self._drawn: LiveBundle | None = None
         self._drawn_at = self._shown_at = 0.0
         self._figures: dict[str, Strategy] = {}
@@ -79,16 +83,13 @@ class Live:
 
     def report(self, report: Report) -> None:
         """Show a finished report in all its forms."""
-        self._end()
-        if not self._quiet:
-            data, metadata = self._shell.display_formatter.format(report)
-            self._publish(data, metadata)
+        self.stop()
+        self._output.report(report)
 
     def end(self, text: str) -> None:
         """Replace a state that would otherwise stand there for ever; shows nothing if there is none."""
-        self._end()
-        if self._there:
-            self._publish({"text/plain": text}, {})
+        self.stop()
+        self._output.end(text)
 
     def so_far(self) -> Report | None:
         """What the work had found when it was cut short; ``None`` if it had measured nothing."""
@@ -98,8 +99,10 @@ class Live:
 
     def _stage(self, line: str) -> None:
         """A stage begins, in the work's own thread."""
+        if self._on_stage is not None:
+            self._on_stage(line)
         if not self.progress.watched:
-            self._publish({"text/plain": line}, {})
+            self._output.line(line)
             return
         with self.progress.lock:
             # While rounds are timed the thread waits, and only this shows anything: the first of them in any case.
@@ -143,21 +146,15 @@ class Live:
             self._drawn, self._figures, self._drawn_at = LiveBundle(state), state.strategies, now
         data = self._drawn.at(line)
         if data != self._shown:
-            self._publish(data, {})
+            self._output.publish(data, {})
             self._shown, self._shown_at = data, now
 
-    def _end(self) -> None:
+    def stop(self) -> None:
+        """Let the output stand still."""
         with self.progress.lock:
             self._ended = True
         if self._thread is not None:
             self._thread.join(timeout=2)
-
-    def _publish(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
-        if self._quiet:
-            return
-        # Noted before it is sent: an interrupt in between costs a state; a state that is shown twice would stay twice.
-        there, self._there = self._there, True
-        self._publisher.publish(data=data, metadata=metadata, transient={"display_id": self._id}, update=there)
 
 
 # -- work that is called plainly in a cell, as in `nbcompile.compare(model, step)` ------------------------------------

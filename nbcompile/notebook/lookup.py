@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import sys
+import typing
 from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
@@ -67,6 +69,29 @@ def evaluate_model(expression: str, shell: Any) -> Module:
     else:
         what = f"a {type(value).__name__}"
     raise UsageError(f"{expression!r} is {what}; a torch.nn.Module is needed here. {_existing(shell.user_ns)}")
+
+
+def evaluate_step(expression: str, shell: Any) -> Callable[[], Any]:
+    """The function that an expression in the user's namespace gives.
+
+    Raises:
+        UsageError: the expression fails, or what it gives cannot be called.
+    """
+    expression = unquote(expression)
+    functions = [name for name, value in shell.user_ns.items() if isinstance(value, FunctionType) and name[0] != "_"]
+    existing = f"Functions that exist here: {', '.join(functions[:_MOST_LISTED])}." if functions else ""
+    remedy = (
+        f"Give a function that runs the model once, as after: def step(): return model(**batch). {existing}".strip()
+    )
+    try:
+        value = eval(expression, shell.user_global_ns, shell.user_ns)  # the user's own expression
+    except Exception as error:
+        raise UsageError(
+            f"the step {expression!r} cannot be evaluated: {type(error).__name__}: {error}. {remedy}"
+        ) from None
+    if not callable(value):
+        raise UsageError(f"the step {expression!r} is a {type(value).__name__}, which cannot be called. {remedy}")
+    return typing.cast("Callable[[], Any]", value)
 
 
 def model_in_body(names: Iterable[str], namespace: dict[str, Any], usage: str) -> Module:

@@ -17,8 +17,9 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 
 from ..errors import NbcompileError, UsageError
 from . import live
+from .choices import DYNAMIC
 from .live import Live
-from .lookup import evaluate_model, is_compiled, model_in_body, only_model, unquote
+from .lookup import evaluate_model, evaluate_step, is_compiled, model_in_body, only_model, unquote
 from .step import Step
 
 if TYPE_CHECKING:
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
     from ..report import Report
 
-_DYNAMIC = {"auto": None, "true": True, "false": False}
 _EXAMPLES = {"--options": '{"max_autotune": True}', "--space": '{"strategy": ["eager", "regional"]}'}
 _COMMANDS = {
+    "panel": "controls to compile, compare, tune and take back, in the notebook",
     "plan": "which parts of the model would be compiled, and why; compiles nothing",
     "report": "what compiled so far, how long it took, why again, what fell back to eager",
     "restore": "make the model as if it had never been compiled",
@@ -66,7 +67,7 @@ class NbcompileMagics(Magics):
     )
     @argument(
         "--dynamic",
-        choices=tuple(_DYNAMIC),
+        choices=tuple(DYNAMIC),
         default="auto",
         help="Compile for sizes that change: true, false, or auto: once a size has changed. Default: auto.",
     )
@@ -260,7 +261,7 @@ class NbcompileMagics(Magics):
             raise UsageError(f"-n takes a number of calls, 1 or more, not {args.calls}")
         if args.rounds < 1:
             raise UsageError(f"-r takes a number of rounds, 1 or more, not {args.rounds}")
-        settings: dict[str, Any] = {"rest": args.rest, "dynamic": _DYNAMIC[args.dynamic]}
+        settings: dict[str, Any] = {"rest": args.rest, "dynamic": DYNAMIC[args.dynamic]}
         if args.fullgraph:
             settings["fullgraph"] = True
         if args.backend is not None:
@@ -289,11 +290,19 @@ class NbcompileMagics(Magics):
         default="auto",
         help="For plan: what to do with the parts outside the repeated blocks. Default: auto.",
     )
+    @argument(
+        "step",
+        nargs="?",
+        metavar="STEP",
+        help="""For panel: a function that runs the model once, or an expression that gives one. Left out: the panel
+        compiles and restores, and cannot measure.""",
+    )
     def nbcompile(self, line: str) -> None:
         """Look at a model's compilation, take it back, or check the environment.
 
         %nbcompile plan MODEL       which parts would be compiled, and why; compiles nothing
         %nbcompile report MODEL     what compiled so far, and how it ran
+        %nbcompile panel MODEL STEP controls for all of it
         %nbcompile restore MODEL    as if never compiled
         %nbcompile doctor           check what compiling needs
         """
@@ -303,8 +312,18 @@ class NbcompileMagics(Magics):
                 print(_short_help())
             elif args.command not in _COMMANDS:
                 raise UsageError(f"there is no command {args.command!r}. Those that exist: {', '.join(_COMMANDS)}")
+            elif args.step is not None and args.command != "panel":
+                raise UsageError(f"{args.command} takes one model and nothing else: leave {args.step!r} out")
             else:
                 getattr(self, f"_{args.command}")(args)
+
+    def _panel(self, args: argparse.Namespace) -> None:
+        from .panel import make
+
+        model = self._model(args)
+        named = [None if word is None else unquote(word) for word in (args.model, args.step)]
+        step = None if args.step is None else evaluate_step(args.step, self.shell)
+        make(model, step, shell=self.shell, model_name=named[0], step_name=named[1])._ipython_display_()
 
     def _plan(self, args: argparse.Namespace) -> None:
         from ..regions import plan_regions

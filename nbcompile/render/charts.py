@@ -70,7 +70,9 @@ def figure_dict(report: Report) -> dict[str, Any]:
         _draw_steady_time(page, times)
     if lines := pay_back(report):
         _draw_pay_back(page, lines)
-    return {"data": page.data, "layout": page.layout(), "config": {"responsive": True, "displaylogo": False}}
+    # Not `responsive`: after the first change of theme JupyterLab draws anew, and a responsive chart then has no height
+    # and vanishes. It follows the width of the cell all the same.
+    return {"data": page.data, "layout": page.layout(), "config": {"displaylogo": False}}
 
 
 class _Page:

@@ -96,9 +96,31 @@ def progress_line(snapshot: Snapshot) -> str:
 
 
 def recommendation(report: Report) -> str:
-    """What a tuning recommends for its number of calls, and where another setting is better; ``""`` without one."""
-    if not report.tuning:
+    """What is best for how many calls: of a tuning for those it was for, and where another setting is better.
+
+    ``""`` if nothing was held against eager.
+    """
+    return _tuned(report) if report.tuning else _compared(report)
+
+
+def _compared(report: Report) -> str:
+    measured = [trial for trial in report.trials() if trial.total_seconds(1) is not None]
+    if len(measured) < 2 or not any(map(_is_eager, measured)):
         return ""
+    crossings = report.crossings()
+    if len(crossings) == 1 and _is_eager(crossings[0][1]):
+        return "Compiling does not pay here: nothing runs faster than eager by more than the spread."
+    found, ends = [], [start for start, _ in crossings[1:]]
+    for (start, trial), end in zip(crossings, [*ends, 0], strict=True):
+        name = "do not compile" if _is_eager(trial) else clean(trial.name, 40)
+        if start == 1:
+            found.append(f"Up to {_calls(end - 1)}: {name}" if end else f"For any number of calls: {name}")
+        else:
+            found.append(f"From {_calls(start)} on: {name}")
+    return f"{'. '.join(found)}."
+
+
+def _tuned(report: Report) -> str:
     calls = report.tuned_calls
     try:
         best = report.best(calls)
