@@ -260,7 +260,7 @@ def replacing(model: nn.Module) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        restore(model)
+        take_off(model)
         if before is not None:
             before.install()
             _compilations[id(model)] = before

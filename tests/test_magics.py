@@ -376,6 +376,30 @@ def test_broken_report_does_not_hide_the_users_error(
     assert isinstance(ran.result.error_in_exec, KeyError)
 
 
+def test_an_interrupt_that_python_drops_ends_the_cell_all_the_same(run: Any) -> None:
+    # GIVEN a step that is interrupted in the callback of a weak reference, where Python ignores what is raised
+    run(
+        """
+import gc, os, signal, time, weakref
+
+class Dropped: pass
+
+def interrupted():
+    gone = Dropped()
+    reference = weakref.ref(gone, lambda _: os.kill(os.getpid(), signal.SIGINT))
+    del gone
+    gc.collect()
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        time.sleep(0.01)
+"""
+    )
+    # WHEN the cell runs THEN the interrupt ends it, and the next cell works
+    ran = run(f"%%compile_regional model {FAST}\ninterrupted()\nmodel(**inputs)")
+    assert isinstance(ran.result.error_in_exec, KeyboardInterrupt)
+    assert run("y = model(**inputs)").result.success
+
+
 def test_interrupt_leaves_the_model_runnable(run: Any) -> None:
     # GIVEN a cell that is interrupted
     # WHEN it is compiled

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import progress
 from ..progress import Progress
+from .main_thread import insistent
 from .output import CellOutput
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def _onlooker(shell: Any, on_display: _OnDisplay) -> Iterator[Progress]:
         yield Progress()
         return
     try:
-        with live.working:
+        with live.working, insistent():
             yield live.progress
     except BaseException:
         found = live.so_far()

@@ -20,6 +20,7 @@ from . import live
 from .choices import DYNAMIC
 from .live import Live
 from .lookup import evaluate_model, evaluate_step, is_compiled, model_in_body, only_model, unquote
+from .main_thread import insistent
 from .step import Step
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ class NbcompileMagics(Magics):
         output = Live(self.shell, quiet=args.quiet)
         before = _known(model)
         try:
-            with output.working:
+            with output.working, insistent():
                 report = measure(output)
         except BaseException as error:
             _show_so_far(model, before, error, output)

@@ -122,8 +122,12 @@ def insistent() -> Iterator[None]:
     """Deliver an interrupt again that Python has dropped.
 
     Where it comes in a destructor or the callback of a weak reference, of which Dynamo has many, Python reports
-    ``KeyboardInterrupt`` as ignored and goes on, so that the compile would too. Only the main thread may use this.
+    ``KeyboardInterrupt`` as ignored and goes on, so that the compile would too. Interrupts come to the main thread: on
+    any other this does nothing.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before, main, again = sys.unraisablehook, threading.get_ident(), list[threading.Timer]()
 
     def dropped(unraisable: Any) -> None:
