@@ -135,6 +135,7 @@ GROUPS = {
     "torch_encoder": {"layers": ("TransformerEncoderLayer", numbered(4), 1)},
     "module_dict": {"blocks": ("ResidualBlock", ("block_0", "block_1", "block_2", "block_3"), 1)},
     "qwen3_moe": {"model.layers": ("Qwen3MoeDecoderLayer", numbered(4), 1)},
+    "gpt_neo": {"transformer.h": ("GPTNeoBlock", numbered(4), 1)},
 }
 
 REST = {
@@ -157,6 +158,7 @@ REST = {
     "torch_encoder": set(),
     "module_dict": {"embed", "head"},
     "qwen3_moe": {"model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"},
+    "gpt_neo": {"transformer.wte", "transformer.wpe", "transformer.drop", "transformer.ln_f", "lm_head"},
 }
 
 
