@@ -83,7 +83,13 @@ class Page(html.parser.HTMLParser):
 
 
 def titles(drawn: dict[str, Any]) -> list[str]:
-    return [a["text"] for a in drawn["layout"]["annotations"] if a["xref"] == "paper"]
+    return [a["text"] for a in drawn["layout"]["annotations"] if a["xref"] == "paper" and "<b>" in a["text"]]
+
+
+def words(drawn: dict[str, Any]) -> list[str]:
+    """The sentences above the charts, lines joined."""
+    found = [a["text"] for a in drawn["layout"]["annotations"] if a["xref"] == "paper" and "<b>" not in a["text"]]
+    return [text.replace("<br>", " ") for text in found]
 
 
 def svgs(text: str) -> list[ElementTree.Element]:
@@ -610,7 +616,7 @@ def test_the_charts_show_a_tunings_settings_but_no_wrong_ones() -> None:
     drawn = figure_dict(tuned_report())
     lines = [trace["name"] for trace in drawn["data"] if trace.get("mode") == "lines"]
     assert lines == ["eager", "regional", "full", "regional, rest=compile"]
-    assert "hasty" not in json.dumps(drawn)
+    assert "hasty" not in json.dumps(drawn["data"])
     page = render_html(tuned_report())
     assert len(svgs(page)) == 3
 
@@ -791,3 +797,24 @@ def test_a_comparison_says_what_is_best_for_how_many_calls(strategies: dict[str,
     assert bool(line) == bool(said)
     assert line in render_text(report)
     assert line in html.unescape(render_html(report))
+
+
+def test_a_notebooks_figure_says_what_must_not_be_missed() -> None:
+    # GIVEN a report with blocks that ran eager: in a notebook the figure is shown in place of tables and warnings
+    drawn = figure_dict(sample_report())
+    # THEN the figure says so, above the charts, with what is best for how many calls
+    assert words(drawn) == [
+        "Up to 96 calls: do not compile. From 97 calls on: regional. From 3501 calls on: full.",
+        "4 of 30 blocks of model.layers ran eager: recompile limit reached",
+        "regional: model.layers.1 is the first region that differs from eager on the same input; 1 of 3 do",
+    ]
+    tops = [a["y"] for a in drawn["layout"]["annotations"] if a["xref"] == "paper"]
+    assert tops == sorted(tops, reverse=True)
+    assert len(set(tops)) == len(tops)
+    # AND of many warnings the first few, and how many there are
+    group = replace(sample_report().groups[0], eager=1, eager_reason="a reason")
+    many = replace(sample_report(), groups=[replace(group, path=f"part{i}") for i in range(8)])
+    assert words(figure_dict(many))[-1].startswith("… and 6 more warnings")
+    assert max(len(line) for a in drawn["layout"]["annotations"] for line in a["text"].split("<br>")) <= 100
+    # AND what a report holds is shown as letters
+    assert "<script" not in json.dumps(figure_dict(hostile_report()))

@@ -156,6 +156,8 @@ class Live:
             self._ended = True
         if self._thread is not None:
             self._thread.join(timeout=2)
+            # JupyterLab draws in its own time; an output replaced while it is drawn leaves an error in its console.
+            time.sleep(max(0.0, _LINE_EVERY - (time.monotonic() - self._shown_at)))
 
 
 # -- work that is called plainly in a cell, as in `nbcompile.compare(model, step)` ------------------------------------

@@ -8,6 +8,7 @@ therefore all text of the report goes through :func:`_escape`.
 from __future__ import annotations
 
 import math
+import textwrap
 from typing import Any
 
 from ..errors import UsageError
@@ -26,7 +27,8 @@ from .series import (
     phases_of,
     steady_times,
 )
-from .units import count, decade_seconds, middle, ratio, seconds, spread_seconds, time_unit
+from .tables import recommendation, warnings
+from .units import clean, count, decade_seconds, middle, ratio, seconds, spread_seconds, time_unit
 
 # Mid-grey has a contrast of about 4 on JupyterLab's white and on its dark background.
 _INK = "#7d7d7d"
@@ -41,6 +43,9 @@ _AXIS = 30
 _GAP = 14
 _PAY_BACK_HEIGHT = 230
 _LEVEL = 16
+_WORDS, _WORDS_LINE = 84, 17  # characters that fit into 600 pixels, and the height of a line
+_WARNING = "#d55e00"
+_MOST_WARNINGS, _LONGEST_WARNING = 3, 400
 
 
 def figure(report: Report) -> Any:
@@ -64,11 +69,14 @@ def figure(report: Report) -> Any:
 def figure_dict(report: Report) -> dict[str, Any]:
     """The figure as the JSON data of ``application/vnd.plotly.v1+json``; ``data`` is empty if there is none to draw."""
     page = _Page()
-    if sections := compile_sections(report):
+    sections, times, lines = compile_sections(report), steady_times(report), pay_back(report)
+    if sections or times or lines:  # else there is no figure, and the tables say it all
+        _draw_words(page, report)
+    if sections:
         _draw_compile_time(page, sections)
-    if times := steady_times(report):
+    if times:
         _draw_steady_time(page, times)
-    if lines := pay_back(report):
+    if lines:
         _draw_pay_back(page, lines)
     # Not `responsive`: after the first change of theme JupyterLab draws anew, and a responsive chart then has no height
     # and vanishes. It follows the width of the cell all the same.
@@ -124,6 +132,28 @@ class _Page:
         self._used = start + plot_height + _AXIS  # the last panel has a title under its axis, see layout()
         return number
 
+    def add_words(self, text: str, colour: str) -> None:
+        """Put a paragraph below what is there."""
+        lines = textwrap.wrap(text, _WORDS)
+        top = self._used + (2 if self._used else 0)
+        self._spans[f"words{len(self.annotations)}"] = (top, top)
+        self.annotations.append(
+            {
+                "text": "<br>".join(map(_escape, lines)),
+                "xref": "paper",
+                "yref": "paper",
+                "x": 0,
+                "y": f"words{len(self.annotations)}",
+                "xshift": -_LEFT + 8,
+                "xanchor": "left",
+                "yanchor": "top",
+                "align": "left",
+                "showarrow": False,
+                "font": {"size": 12, "color": colour},
+            }
+        )
+        self._used = top + _WORDS_LINE * len(lines) + 4
+
     def set_axes(self, number: str, x: dict[str, Any], y: dict[str, Any]) -> None:
         common = {"gridcolor": _GRID, "zeroline": False, "automargin": False, "linecolor": _GRID}
         self._axes[f"xaxis{number}"] = {**common, "anchor": f"y{number}", **x}
@@ -158,6 +188,17 @@ class _Page:
             **self._legends,
             **self._axes,
         }
+
+
+def _draw_words(page: _Page, report: Report) -> None:
+    """What a reader must not miss: a notebook shows the figure in place of the tables and their warnings."""
+    if said := recommendation(report):
+        page.add_words(said, _INK)
+    found = warnings(report)
+    for notice in found[:_MOST_WARNINGS]:
+        page.add_words(clean(notice.text, _LONGEST_WARNING), _WARNING)
+    if len(found) > _MOST_WARNINGS:
+        page.add_words(f"… and {len(found) - _MOST_WARNINGS} more warnings: report.to_text() has them", _WARNING)
 
 
 def _draw_compile_time(page: _Page, sections: list[Section]) -> None:
