@@ -387,8 +387,11 @@ def _nothing_repeats(model: nn.Module) -> str:
 def _plan_rest(model: nn.Module, groups: Sequence[PlannedGroup], rest: str) -> Iterator[PlannedRest]:
     blocks = [model.get_submodule(path) for group in groups for path in group.blocks]
     block_layers = max(_layer_count(block) for block in blocks)
+    kinds = {(group.path, group.class_name) for group in groups}
     for path, part in _parts_outside(model, "", {id(block) for block in blocks}, set()):
-        if rest == "auto":
+        if rest == "auto" and (path.rpartition(".")[0], class_name(part)) in kinds:
+            decision, reason = "eager", "a block like those that are compiled, left out by hand"
+        elif rest == "auto":
             decision, reason = _decide(part, block_layers)
         elif rest == "compile" and not isinstance(part, _NO_KERNEL):
             decision, reason = "compile", "rest='compile'"

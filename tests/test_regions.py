@@ -839,3 +839,13 @@ def test_model_without_storage() -> None:
     with torch.device("meta"):
         model = Holder(layers=nn.ModuleList(blocks(3)))
     assert found(plan_regions(model)) == {"layers": ("Block", ("0", "1", "2"), 1)}
+
+
+def test_a_block_left_out_by_hand_runs_eager() -> None:
+    # GIVEN two of four blocks chosen WHEN planned THEN the others are no part of the rest that pays
+    model = nn.Sequential(nn.ModuleList(Expert() for _ in range(4)))
+    decisions = {part.path: part.decision for part in plan_regions(model, regions=["0.0", "0.2"]).rest}
+    assert decisions == {"0.1": "eager", "0.3": "eager"}
+    # AND all of the rest is compiled where that is asked for
+    decisions = {part.path: part.decision for part in plan_regions(model, regions=["0.0", "0.2"], rest="compile").rest}
+    assert decisions == {"0.1": "compile", "0.3": "compile"}

@@ -34,7 +34,7 @@ class RegionTree:
         lines = [f"{part.path} ({part.class_name}): {part.decision}, {part.reason}" for part in rest]
         lines = [f"rest: {line}" for line in lines]
         if any(part.decision == "compile" and part.path in self.left_out for part in rest):
-            lines.append("An unchecked block is rest, and rest=auto compiles it alone; rest=eager leaves it eager.")
+            lines.append("rest=compile compiles the unchecked blocks too, each alone.")
         self._rest.value = "".join(f'<div class="nbc-faint">{escape_html(line)}</div>' for line in lines)
 
     def _tell(self) -> None:
