@@ -284,13 +284,10 @@ def _worth_going_inside(outer: _Set, inner: list[_Set]) -> bool:
 
 
 def _are_towers(found: _Set, module: nn.Module, path: str) -> bool:
-    """Whether equal siblings are models of their own, such as the two encoders of a retrieval model, and no blocks.
+    """Whether equal siblings may be models of their own, such as the two encoders of a retrieval model, and no blocks.
 
-    Either their own library says of what blocks they are made, or they are a few plain attributes of ``module``: blocks
-    are kept in a list.
+    Blocks are kept in a list; these are a few plain attributes of ``module``.
     """
-    if any(_hints(unwrapped(member)) for _, member in found.members):
-        return True
     return found.path == path and not isinstance(module, _CONTAINERS) and len(found.members) <= _MOST_TOWERS
 
 

@@ -14,7 +14,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from nbcompile import NoRepeatedBlocksError, UsageError, plan_regions
 from nbcompile.regions import RegionPlan, class_name, structure, unwrapped
 
-from .models import ZOO
+from .models import ZOO, unet
 
 
 class Block(nn.Module):
@@ -315,21 +315,27 @@ class DualEncoder(nn.Module):
         self.query, self.passage = Tower(), Tower()
 
 
-class DeclaredTower(Tower):
-    _no_split_modules = ["Expert"]
-
-
 def test_equal_towers_are_searched_for_their_blocks() -> None:
     # GIVEN two equal encoders side by side WHEN the model is planned THEN the blocks of each are regions
     each = ("Expert", numbered(4), 1)
     assert found(plan_regions(DualEncoder())) == {"query.layers": each, "passage.layers": each}
 
 
-def test_towers_in_a_list_are_told_by_what_their_library_declares() -> None:
-    # blocks in a list that repeat something inside stay blocks
-    assert [g.path for g in plan_regions(nn.ModuleList([Tower(), Tower()])).groups] == [""]
-    towers = nn.ModuleList([DeclaredTower(), DeclaredTower()])
-    assert [g.path for g in plan_regions(nn.Sequential(towers)).groups] == ["0.0.layers", "0.1.layers"]
+def test_blocks_in_a_list_that_repeat_something_inside_stay_blocks() -> None:
+    # GIVEN blocks in a list, each with a list inside, also where their library says what those are made of
+    class Declared(Tower):
+        _no_split_modules = ["Expert"]
+
+    for kind in (Tower, Declared):
+        assert [group.path for group in plan_regions(nn.ModuleList([kind(), kind()])).groups] == [""]
+
+
+def test_a_unets_attention_blocks_are_regions_as_a_whole() -> None:
+    # GIVEN a model whose attention blocks declare transformer blocks inside
+    model, _ = unet()
+    # WHEN it is planned THEN the blocks that compute together are the regions, not the smaller ones within
+    groups = {group.path: group.class_name for group in plan_regions(model).groups}
+    assert groups["down_blocks.0.attentions"] == groups["up_blocks.1.attentions"] == "Transformer2DModel"
 
 
 def test_repeated_modules_inside_one_lone_block_are_regions() -> None:
