@@ -146,7 +146,7 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
     """
     call_impl: Callable[..., Any] = block._call_impl
     table, group = region.table, region.group
-    methods, leads = group.methods, group.regions[0] is region
+    methods, position = group.methods, group.regions.index(region)
     is_compiling: Callable[[], bool] = torch.compiler.is_compiling
     is_tracing: Callable[[], bool] = torch.jit.is_tracing
     is_grad_enabled = torch.is_grad_enabled
@@ -158,10 +158,10 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
             return call_impl(*args, **kwargs)
         if region.registrations != registrations.count:
             region.look_at(block)
-            if leads:
-                group.look_at_methods()
-        elif leads:
+            group.look_at_methods()
+        elif position <= group.latest:  # no further on than the block before: a new step begins
             methods.check()
+        group.latest = position
         given = args, kwargs
         hooks: Sequence[Any] = ()
         if any(region.backward_hooks):

@@ -175,6 +175,7 @@ class Group:
         self.regions: list[Region] = []
         self.known: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # what the container held when it was compiled
         self.methods = Methods()
+        self.latest = 0  # the place among the regions of the block that was called last
         self.notes: dict[str, None] = {}
         self._warned: set[str] = set()
 

@@ -6,6 +6,8 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,3 +40,21 @@ def _fresh_compiler() -> Iterator[None]:
     if dynamo is not None and hasattr(dynamo, "reset"):  # no `reset`: its import failed half way
         dynamo.reset()
         sys.modules["torch._dynamo.utils"].counters.clear()
+
+
+@pytest.fixture
+def bare_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """IPython's shell of this process, which keeps what it would display and leaves nothing on disk."""
+    from IPython.core.displaypub import CapturingDisplayPublisher
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance(config=config)
+    shell.display_pub = CapturingDisplayPublisher()
+    yield shell
+    InteractiveShell.clear_instance()

@@ -12,11 +12,9 @@ import nbclient
 import nbformat
 import pytest
 import torch
-from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.error import UsageError as MagicUsageError
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from torch import nn
-from traitlets.config import Config
 
 import nbcompile
 from nbcompile.notebook.step import Step
@@ -27,21 +25,14 @@ FAST = "--backend eager -n 1 -r 1"
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
-    """A shell with the extension loaded, a small model, its inputs, and nothing on disk."""
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    config = Config()
-    config.HistoryManager.enabled = False
-    config.InteractiveShell.colors = "nocolor"
-    InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance(config=config)
-    shell.display_pub = CapturingDisplayPublisher()
+def shell(bare_shell: InteractiveShell) -> Iterator[InteractiveShell]:
+    """A shell with the extension loaded, a small model and its inputs."""
+    shell = bare_shell
     shell.run_line_magic("load_ext", "nbcompile")
     model, inputs = module_dict(2)
     shell.push({"torch": torch, "nn": nn, "model": model, "inputs": inputs})
     yield shell
     nbcompile.restore(model)
-    InteractiveShell.clear_instance()
 
 
 @dataclass

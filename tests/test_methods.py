@@ -106,6 +106,15 @@ def test_exchanged_code_takes_effect(model: nn.Module, change: str) -> None:
     assert (group.compiled, group.eager) == (3, 0)
 
 
+def test_exchanged_code_takes_effect_when_the_first_blocks_are_gone(model: nn.Module) -> None:
+    # GIVEN a compiled model whose first block is pruned WHEN a method is exchanged THEN it acts in the others
+    model.layers = model.layers[1:]
+    before = model(X)
+    Inner.work = other
+    assert same(model)
+    assert not torch.equal(model(X), before)
+
+
 def test_a_method_added_to_a_subclass_hides_the_inherited_one() -> None:
     class Special(Inner):
         pass
@@ -202,20 +211,15 @@ with torch.no_grad():
 
 
 @pytest.fixture
-def run() -> Iterator[Callable[[str], Any]]:
+def run(bare_shell: Any) -> Callable[[str], Any]:
     """Runs a cell in a shell of its own."""
-    from IPython.core.interactiveshell import InteractiveShell
-
-    InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance()
 
     def cell(code: str) -> Any:
-        result = shell.run_cell(textwrap.dedent(code), silent=False)
+        result = bare_shell.run_cell(textwrap.dedent(code), silent=False)
         result.raise_error()
-        return shell.user_ns
+        return bare_shell.user_ns
 
-    yield cell
-    InteractiveShell.clear_instance()
+    return cell
 
 
 def test_autoreload(run: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,9 @@ from typing import Any
 
 import pytest
 import torch
-from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 from jupyter_client.manager import KernelManager
 from torch import nn
-from traitlets.config import Config
 
 import nbcompile
 from nbcompile import compiler
@@ -36,20 +34,12 @@ WANTED = Choices(backend="eager", compare=("regional",))
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
+def shell(bare_shell: InteractiveShell) -> Iterator[InteractiveShell]:
     """A shell with a model of four blocks, an input and a step."""
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    config = Config()
-    config.HistoryManager.enabled = False
-    config.InteractiveShell.colors = "nocolor"
-    InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance(config=config)
-    shell.display_pub = CapturingDisplayPublisher()
-    model, x = net(), rows()
+    shell, model, x = bare_shell, net(), rows()
     shell.push({"nbcompile": nbcompile, "model": model, "x": x, "step": lambda: model(x)})
     yield shell
     nbcompile.restore(model)
-    InteractiveShell.clear_instance()
 
 
 @pytest.fixture
