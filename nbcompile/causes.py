@@ -334,6 +334,7 @@ _PATTERNS: tuple[tuple[str, Callable[[re.Match[str], Named, Now], Told]], ...] =
     (rf"^(?:(\d+) <= )?{_SOURCE}\.size\(\)\[(\d+)\](?: <= (\d+))?$", _bounds),
     (rf"^len\({_SOURCE}\) (==|!=) (\d+)$", _length),
     (r"^not kwargs$", _arguments),
+    (r"^(.*\.size\(\)\[\d+\].*\.size\(\)\[\d+\].*)$", _sizes),  # a relation between sizes, "==" among them
     (rf"^{_SOURCE} == (.+)$", _equals),
     (rf"^{_SOURCE} is (not )?{_SOURCE}$", _alias),
     (r"^(.*\.size\(\)\[\d+\].*)$", _sizes),

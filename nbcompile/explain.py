@@ -66,7 +66,7 @@ def dynamic_inputs(graph: torch.fx.GraphModule) -> list[list[str]]:
 
 
 def dynamic_words(sources: Sequence[str], forward: Callable[..., Any] | None) -> str:
-    """Sources that change together, in the user's words: ``dimension 1 of hidden_states and of 2 more inputs``."""
+    """Sources that change together, in the user's words: ``dimension 1 of x (and 2 more that go with it)``."""
     first, *others = [guard(source, forward) for source in sources]
     size = re.fullmatch(r"(.+)\.size\(\)\[(\d+)\]", first)
     words = f"dimension {size[2]} of {size[1]}" if size else first

@@ -239,8 +239,6 @@ def test_a_cache_folder_that_cannot_be_used_is_refused_before_it_does_harm(folde
     if folder == "below a file":
         (tmp_path / "file").write_text("")
         folder = str(tmp_path / "file" / "cache")
-    elif not Path(folder).is_dir():
-        pytest.skip("needs a folder in which nobody can create files")
     # WHEN a model is to be compiled, and again once the folder has been mended
     done = execute(CACHE, {"TORCHINDUCTOR_CACHE_DIR": folder, "GOOD_FOLDER": str(tmp_path / "good")})
     # THEN the message says what is wrong and what to do, and the second call works
@@ -256,7 +254,6 @@ FULL = """
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/sys").is_dir(), reason="needs a folder in which nobody can create files")
 def test_a_cache_folder_that_fails_later_is_told_and_survived() -> None:
     told = run(FULL + CALL, {})
     assert "the compiler cannot use its cache folder" in told

@@ -180,6 +180,23 @@ def test_a_guard_of_an_unknown_kind_is_told_as_it_is() -> None:
     assert cause_of("", {}, None).reason == "no reason given"
 
 
+@pytest.mark.parametrize(
+    ("guard", "reason"),
+    [
+        ("0/0: ___stack0 > 0.0", "a value computed just before a graph break was > 0.0 when it was compiled"),
+        ("0/0: L['args'][0] > 2", "argument 0 was > 2 when it was compiled and is 1 now"),
+        ("0/0: L['args'][0].size()[0] == L['args'][1].size()[1]", "sizes are not as they were when it was compiled"),
+        ("0/0: Cache line invalidated because L['x'] got deallocated", "an object that it was compiled for is gone: x"),
+    ],
+)
+def test_guards_that_are_seldom_met(guard: str, reason: str) -> None:
+    from nbcompile.causes import cause_of
+
+    cause = cause_of(guard, {"args": (1,)}, None)
+    assert cause.reason.startswith(reason)
+    assert cause.remedy
+
+
 def test_a_guards_text_is_never_run() -> None:
     from nbcompile.causes import cause_of
 
