@@ -7,7 +7,7 @@ from typing import Any
 
 from .report import AXES, Strategy, Trial
 
-#: How much longer a value takes than the usual one, where nothing is known yet; as found on models of many kinds.
+#: How much longer a value may take than the usual one: guesses, which give way to the first ratio that is measured.
 _GUESSES = {("rest", "compile"): 1.5, ("rest", "eager"): 1.0, ("dynamic", True): 1.3}
 _AUTOTUNE = 4.0
 

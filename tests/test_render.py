@@ -17,10 +17,10 @@ import pytest
 
 from nbcompile.errors import UsageError
 from nbcompile.render import units
+from nbcompile.render.advice import recommendation
 from nbcompile.render.charts import figure, figure_dict
 from nbcompile.render.html import render_html, render_page
 from nbcompile.render.mime import PLOTLY_MIME_TYPE, LiveBundle, mime_bundle
-from nbcompile.render.tables import recommendation
 from nbcompile.render.text import render_text
 from nbcompile.report import MIME_TYPE, PHASE_TITLES, Group, Recompile, RegionTime, Report, Rest, Snapshot, Strategy
 

@@ -38,6 +38,20 @@ _COMMANDS = {
 }
 
 
+def _output_arguments(magic: Any) -> Any:
+    """The options of every cell magic that shows a report."""
+    options = (
+        argument("-q", dest="quiet", action="store_true", help="Quiet: show nothing."),
+        argument("-o", dest="output", action="store_true", help="Return the Report, as the cell's result."),
+        argument("-v", dest="verbose", action="store_true", help="Show more: all tables as text below the figure."),
+        argument("--html", metavar="FILE", help="Also write the report to FILE, a web page without any script."),
+        argument("--overwrite", action="store_true", help="Let --html replace a file that exists."),
+    )
+    for option in reversed(options):  # as decorators written one below the other are applied
+        magic = option(magic)
+    return magic
+
+
 @magics_class
 class NbcompileMagics(Magics):
     """The magics of this package. ``%%compile_regional?``, ``%%tune?`` and ``%nbcompile?`` show their manuals."""
@@ -105,11 +119,7 @@ class NbcompileMagics(Magics):
         help="Calls per timed round. Default: chosen automatically.",
     )
     @argument("-r", dest="rounds", type=int, metavar="ROUNDS", default=5, help="Timed rounds. Default: 5.")
-    @argument("-q", dest="quiet", action="store_true", help="Quiet: show nothing.")
-    @argument("-o", dest="output", action="store_true", help="Return the Report, as the cell's result.")
-    @argument("-v", dest="verbose", action="store_true", help="Show more: all tables as text below the figure.")
-    @argument("--html", metavar="FILE", help="Also write the report to FILE, a web page without any script.")
-    @argument("--overwrite", action="store_true", help="Let --html replace a file that exists.")
+    @_output_arguments
     def compile_regional(self, line: str, cell: str) -> Report | None:
         """Compile a model block by block, run the cell's body with it, and show what it was worth.
 
@@ -165,11 +175,7 @@ class NbcompileMagics(Magics):
         "--resume", action="store_true", help="Go on with the latest tuning of this model; it may have been stopped."
     )
     @argument("--apply", action="store_true", help="Leave the model compiled with what is recommended.")
-    @argument("-q", dest="quiet", action="store_true", help="Quiet: show nothing.")
-    @argument("-o", dest="output", action="store_true", help="Return the Report, as the cell's result.")
-    @argument("-v", dest="verbose", action="store_true", help="Show more: all tables as text below the figure.")
-    @argument("--html", metavar="FILE", help="Also write the report to FILE, a web page without any script.")
-    @argument("--overwrite", action="store_true", help="Let --html replace a file that exists.")
+    @_output_arguments
     def tune(self, line: str, cell: str) -> Report | None:
         """Find out how a model is best compiled, or whether at all, for a number of runs of the cell's body.
 

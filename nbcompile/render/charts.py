@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..report import PHASE_TITLES, Report
+from .advice import recommendation
 from .series import (
     PHASE_COLOURS,
     Line,
@@ -27,7 +28,7 @@ from .series import (
     phases_of,
     steady_times,
 )
-from .tables import recommendation, warnings
+from .tables import warnings
 from .units import clean, count, decade_seconds, middle, ratio, seconds, spread_seconds, time_unit
 
 # Mid-grey has a contrast of about 4 on JupyterLab's white and on its dark background.

@@ -10,6 +10,7 @@ import html
 from collections.abc import Iterator
 
 from ..report import Report, Snapshot
+from .advice import recommendation
 from .svg import charts
 from .tables import (
     Notice,
@@ -18,7 +19,6 @@ from .tables import (
     head,
     notes,
     progress_line,
-    recommendation,
     settings_line,
     tables,
     warnings,

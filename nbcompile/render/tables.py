@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import UsageError
-from ..report import PHASE_TITLES, PHASES, Recompile, RegionCheck, Report, Snapshot, Strategy, Trial
+from ..report import PHASE_TITLES, PHASES, Recompile, RegionCheck, Report, Snapshot, Strategy
+from .advice import is_eager, number_of_calls
 from .series import break_even, compile_sections, half_spread, ordered_trials, speed
 from .units import (
     ABSENT,
@@ -28,7 +27,6 @@ from .units import (
 
 _PATH = 48  # columns that a module's path may take
 _MOST_WARNINGS = 20
-_MOST_CROSSINGS = 6
 _MOST_CHECKS = 12  # of one strategy; beyond that, regions with one verdict are one row
 
 
@@ -93,77 +91,6 @@ def progress_line(snapshot: Snapshot) -> str:
     if left is not None:
         parts.append(f"about {clock(left) if left >= 60 else f'{max(1, round(left))} s'} left")
     return " · ".join(part for part in parts if part)
-
-
-def recommendation(report: Report) -> str:
-    """What is best for how many calls: of a tuning for those it was for, and where another setting is better.
-
-    ``""`` if nothing was held against eager.
-    """
-    return _tuned(report) if report.tuning else _compared(report)
-
-
-def _compared(report: Report) -> str:
-    measured = [trial for trial in report.trials() if trial.total_seconds(1) is not None]
-    if len(measured) < 2 or not any(map(_is_eager, measured)):
-        return ""
-    crossings = report.crossings()
-    if len(crossings) == 1 and _is_eager(crossings[0][1]):
-        return "Compiling does not pay here: nothing runs faster than eager by more than the spread."
-    found, ends = [], [start for start, _ in crossings[1:]]
-    for (start, trial), end in zip(crossings, [*ends, 0], strict=True):
-        name = "do not compile" if _is_eager(trial) else clean(trial.name, 40)
-        if start == 1:
-            found.append(f"Up to {_calls(end - 1)}: {name}" if end else f"For any number of calls: {name}")
-        else:
-            found.append(f"From {_calls(start)} on: {name}")
-    return f"{'. '.join(found)}."
-
-
-def _tuned(report: Report) -> str:
-    calls = report.tuned_calls
-    try:
-        best = report.best(calls)
-    except UsageError:
-        return "Nothing was measured, so nothing can be recommended."
-    choice = "do not compile" if _is_eager(best) else clean(best.name, 80)
-    words = [f"For {_calls(calls)}: {choice}, {seconds(best.total_seconds(calls))} in total"]
-    candidates = report.candidates()
-    if not _is_eager(best) and _is_eager(candidates[0]):
-        words[0] += f"; eager {seconds(candidates[0].total_seconds(calls))}"
-    words += _other_numbers(report, calls)
-    within = [
-        trial
-        for trial in report.tuning
-        if trial.outcome == "measured"
-        and all(trial is not candidate for candidate in candidates)
-        and (trial.total_seconds(calls) or math.inf) < (best.total_seconds(calls) or 0.0)
-    ]
-    if within:
-        words.append(f"What {clean(within[0].name, 80)} gains is within the spread, which counts as none")
-    return f"{'. '.join(words)}."
-
-
-def _other_numbers(report: Report, calls: int) -> list[str]:
-    """For which other numbers of calls something else is the best."""
-    crossings = report.crossings()[:_MOST_CROSSINGS]
-    starts = [start for start, _ in crossings[1:]]
-    found = []
-    for (start, trial), end in zip(crossings, [*starts, None], strict=True):
-        name = "do not compile" if _is_eager(trial) else clean(trial.name, 80)
-        if end is not None and end <= calls:
-            found.append(f"Up to {_calls(end - 1)}: {name}")
-        elif start > calls:
-            found.append(f"From {_calls(start)} on: {name}")
-    return found
-
-
-def _is_eager(trial: Trial) -> bool:
-    return trial.settings.get("strategy") == "eager"
-
-
-def _calls(number: int) -> str:
-    return f"{count(number)} call{'s' * (number != 1)}"
 
 
 def settings_line(report: Report) -> str:
@@ -239,7 +166,7 @@ def _tuning(report: Report) -> Table | None:
     if not report.tuning:
         return None
     trials, calls = ordered_trials(report), report.tuned_calls
-    eager = next((trial.figures for trial in trials if _is_eager(trial)), None)
+    eager = next((trial.figures for trial in trials if is_eager(trial)), None)
     rows = [
         (
             clean(trial.name, 80),
@@ -249,14 +176,14 @@ def _tuning(report: Report) -> Table | None:
             seconds(trial.total_seconds(calls)),
             size(trial.figures.peak_bytes),
             difference(trial.figures.max_abs_diff),
-            break_even(eager, "eager" if _is_eager(trial) or trial.outcome == "wrong" else trial.name, trial.figures),
+            break_even(eager, "eager" if is_eager(trial) or trial.outcome == "wrong" else trial.name, trial.figures),
             clean(trial.outcome, 20),
             clean(trial.reason) or ABSENT,
         )
         for trial in trials
     ]
     headers = (
-        *("setting", "cold start", "steady", "vs eager", f"total of {_calls(calls)}"),
+        *("setting", "cold start", "steady", "vs eager", f"total of {number_of_calls(calls)}"),
         *("peak memory", "max diff", "break-even", "outcome", "reason"),
     )
     footnote = _repeats([trial.figures for trial in trials])

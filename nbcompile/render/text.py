@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..report import Report
-from .tables import Table, environment_line, head, notes, progress_line, recommendation, settings_line, tables, warnings
+from .advice import recommendation
+from .tables import Table, environment_line, head, notes, progress_line, settings_line, tables, warnings
 from .units import width
 
 _MOST_ROWS = 40
