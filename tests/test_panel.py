@@ -278,6 +278,22 @@ def test_interrupt_that_python_drops_is_delivered_again(shell: InteractiveShell)
         main.forget()
 
 
+def test_tune_from_the_panel(panel: Panel) -> None:
+    # GIVEN a panel with a backend and a budget chosen WHEN Tune is pressed
+    panel.budget.value = 4
+    panel.buttons["tune"].click()
+    # THEN settings with that backend were tried, the slider ranks them, and the code shown does the same
+    assert "Tuned" in said(panel)
+    assert panel.report is not None
+    tried = [trial for trial in panel.report.tuning if trial.settings["strategy"] != "eager"]
+    assert {trial.settings["backend"] for trial in tried} == {"eager"}
+    assert any(trial.outcome == "measured" for trial in tried)
+    assert "For 1,000 calls" in panel.ranking.value
+    assert "space={'backend': ['eager']}" in panel.code("tune")
+    # AND the model is as it was before
+    assert "runs eager" in panel.title.value
+
+
 def test_another_thread_without_a_kernel_is_refused(panel: Panel) -> None:
     # GIVEN a shell that has no loop WHEN a button is pressed on another thread THEN that is told, and it can be used
     thread = threading.Thread(target=panel.buttons["compile"].click)

@@ -149,8 +149,9 @@ class Choices:
 
     def keywords(self, action: str, tree: Tree) -> dict[str, Any]:
         """The keywords for the function that carries ``action`` out; what is at its default is left out."""
-        if action == "tune":
-            return {"calls": self.calls, "budget": self.budget}
+        if action == "tune":  # it tries strategies, modes and rest itself, but with the backend that is chosen
+            space = {} if self.backend == Choices.default().backend else {"space": {"backend": [self.backend]}}
+            return {"calls": self.calls, "budget": self.budget, **space}
         if action == "restore":
             return {}
         usual = Choices.default()
