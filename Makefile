@@ -6,6 +6,7 @@
 PYTHON ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+TUNING_ARGS ?=
 ZOO_ARGS ?=
 DEMO_ARGS ?=
 LAB_ARGS ?=
@@ -18,7 +19,7 @@ CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.11 python3.12 python3.13 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lab bench zoo lint format wheel clean
+.PHONY: help setup demo test lab bench tuning zoo lint format wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -36,6 +37,9 @@ lab: $(READY) ## open the notebooks in JupyterLab
 
 bench: $(READY) ## measure cold start and steady state beside torch.compile and accelerate (takes many minutes)
 	$(PY) tests/benchmarks/bench.py $(BENCH_ARGS)
+
+tuning: $(READY) ## hold what a tuning recommends against an exhaustive search of the same settings (about 8 minutes)
+	$(PY) tests/benchmarks/tuning.py $(TUNING_ARGS)
 
 zoo: $(READY) ## count what really ran compiled in many architectures, beside accelerate and plain block.compile()
 	$(PY) tests/benchmarks/zoo.py $(ZOO_ARGS)
