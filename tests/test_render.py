@@ -113,7 +113,11 @@ def traces(drawn: dict[str, Any], **wanted: object) -> list[dict[str, Any]]:
         (0.9994, "999 ms"),
         (1.5e-3, "1.50 ms"),
         (2e-6, "2.00 µs"),
-        (1234.6, "1230 s"),
+        (599.4, "599 s"),
+        (600.0, "10.0 min"),
+        (1234.6, "20.6 min"),
+        (69_800.0, "19.4 h"),
+        (1e6, "11.6 d"),
         (-1.0, "–"),
         (float("nan"), "–"),
         (float("inf"), "–"),
@@ -159,7 +163,7 @@ def test_text_of_the_sample() -> None:
         "SampleForCausalLM · 135 M parameters · float32 · cpu · torch 9.9.9\n"
         "settings: backend=inductor, mode=default, fullgraph=False\n"
         "environment: python=3.99, cpu=a processor, threads=2\n"
-        "Up to 96 calls: do not compile. From 97 calls on: regional. From 3501 calls on: full.\n"
+        "Up to 98 calls: do not compile. From 99 calls on: regional. From 3501 calls on: full.\n"
         "! 4 of 30 blocks of model.layers ran eager: recompile limit reached\n"
         "! regional: model.layers.1 is the first region that differs from eager on the same input; 1 of 3 do\n"
         "\n"
@@ -804,7 +808,7 @@ def test_a_notebooks_figure_says_what_must_not_be_missed() -> None:
     drawn = figure_dict(sample_report())
     # THEN the figure says so, above the charts, with what is best for how many calls
     assert words(drawn) == [
-        "Up to 96 calls: do not compile. From 97 calls on: regional. From 3501 calls on: full.",
+        "Up to 98 calls: do not compile. From 99 calls on: regional. From 3501 calls on: full.",
         "4 of 30 blocks of model.layers ran eager: recompile limit reached",
         "regional: model.layers.1 is the first region that differs from eager on the same input; 1 of 3 do",
     ]
