@@ -208,6 +208,12 @@ def test_gain_within_the_spread_is_none() -> None:
     # WHEN it is ranked THEN it is never the best
     assert ranked is not None
     assert (ranked.best, ranked.spans) == ("eager", ((1, "eager"),))
+    # AND it is said why
+    assert "What regional would gain is within the spread, which counts as none." in ranked.to_html()
+    # AND of one that is slower nothing is said
+    slower = verdict(compared(eager=(1.0, 1.0, 0.2), regional=(2.0, 1.1, 0.01)), 10**6)
+    assert slower is not None
+    assert "within the spread" not in slower.to_html()
 
 
 def test_nothing_measured_is_not_ranked() -> None:

@@ -152,7 +152,7 @@ class Panel:
         self.title = widgets.HTML()
         self.strategy = _dropdown("strategy", offers.strategies, choices.strategy)
         self.backend = _dropdown("backend", offers.backends, choices.backend)
-        self.mode = _dropdown("mode", offers.modes, choices.mode)
+        self.mode = _dropdown("mode", offers.modes, choices.mode, width="290px")
         self.dynamic = _dropdown("dynamic", offers.dynamic, _word(choices.dynamic))
         self.rest = _dropdown("rest", offers.rest, choices.rest)
         self.fullgraph = widgets.Checkbox(
@@ -451,12 +451,12 @@ def _first(offers: tuple[Offer, ...]) -> str:
     return str(next((offer.value for offer in offers if not offer.reason), offers[0].value))
 
 
-def _dropdown(name: str, offers: tuple[Offer, ...], value: Any) -> Any:
+def _dropdown(name: str, offers: tuple[Offer, ...], value: Any, width: str = "230px") -> Any:
     return widgets.Dropdown(
         options=[(offer.text, offer.value) for offer in offers],
         value=value,
         description=name,
-        layout=_width("230px"),
+        layout=_width(width),
         style={"description_width": "64px"},
     )
 
