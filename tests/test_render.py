@@ -22,7 +22,18 @@ from nbcompile.render.charts import figure, figure_dict
 from nbcompile.render.html import render_html, render_page
 from nbcompile.render.mime import PLOTLY_MIME_TYPE, LiveBundle, mime_bundle
 from nbcompile.render.text import render_text
-from nbcompile.report import MIME_TYPE, PHASE_TITLES, Group, Recompile, RegionTime, Report, Rest, Snapshot, Strategy
+from nbcompile.report import (
+    MIME_TYPE,
+    PHASE_TITLES,
+    PHASES,
+    Group,
+    Recompile,
+    RegionTime,
+    Report,
+    Rest,
+    Snapshot,
+    Strategy,
+)
 
 from .reports import HOSTILE, hostile_report, hostile_tuning, many_regions, sample_report, tuned_report
 
@@ -822,3 +833,19 @@ def test_a_notebooks_figure_says_what_must_not_be_missed() -> None:
     assert max(len(line) for a in drawn["layout"]["annotations"] for line in a["text"].split("<br>")) <= 100
     # AND what a report holds is shown as letters
     assert "<script" not in json.dumps(figure_dict(hostile_report()))
+
+
+def test_a_hundred_regions_in_three_strategies_fit_into_a_notebook() -> None:
+    # GIVEN a report of a hundred regions that are all different, measured in three ways
+    def regions() -> list[RegionTime]:
+        phases = {phase: 1 / (7 + number) for number, phase in enumerate(PHASES)}
+        return [RegionTime(f"model.layers.{i}", "DecoderLayer", 1.0 + i / 7, phases) for i in range(100)]
+
+    report = Report(
+        strategies={
+            name: Strategy(10.0, 1, 0.1, 0.01, 5, regions=regions()) for name in ("eager", "regional", "full", "other")
+        }
+    )
+    # WHEN it is shown THEN neither the figure nor any other picture of it is bigger than 200 kB
+    bundle = report._repr_mimebundle_()
+    assert {kind: len(json.dumps(data)) for kind, data in bundle.items() if len(json.dumps(data)) > 200_000} == {}

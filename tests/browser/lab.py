@@ -54,11 +54,19 @@ class Lab:
         self.known: list[str] = ["Failed to execute 'removeChild' on 'Node'"]
         self._errors: list[str] = []
         page.on("console", lambda message: self._note(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: self._note(f"uncaught: {error}"))
+        page.on("pageerror", lambda error: self._note(f"uncaught: {error}\n{error.stack}"))
 
     def errors(self) -> list[str]:
-        """What the browser's console has told of errors, but for those that the test expects."""
-        return [text for text in self._errors if not any(known in text for known in self.known)]
+        """What the browser's console has told of errors, but for those that the test expects, which are kept in a file.
+
+        The file is for whoever looks for the cause of one that comes now and then.
+        """
+        expected = [text for text in self._errors if any(known in text for known in self.known)]
+        if expected:
+            SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+            with (SCREENSHOTS / "known-errors.txt").open("a") as file:
+                file.writelines(f"{text}\n\n" for text in expected)
+        return [text for text in self._errors if text not in expected]
 
     def write(self, name: str, *cells: str) -> None:
         """Put a notebook where the server finds it."""
