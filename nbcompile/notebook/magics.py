@@ -15,6 +15,7 @@ from IPython.core.error import UsageError as MagicUsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
+from .. import warmup
 from ..errors import NbcompileError, UsageError
 from . import live
 from .choices import DYNAMIC
@@ -369,9 +370,12 @@ class NbcompileMagics(Magics):
 
 
 def load(shell: Any) -> None:
-    """Register the magics with ``shell``."""
+    """Register the magics with ``shell``; in a kernel, begin what the first compile would wait for."""
     shell.register_magics(NbcompileMagics)
     live.install(shell)
+    if getattr(shell, "kernel", None) is not None and not warmup.switched_off():
+        with contextlib.suppress(NbcompileError):  # what is wrong with the cache folder, the first compile says
+            warmup.warm_up()
 
 
 def unload(shell: Any) -> None:
