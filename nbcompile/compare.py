@@ -72,7 +72,7 @@ def compare(
     if plugin is None:
         plugin = TorchDynamoPlugin(backend=backend, mode=mode, fullgraph=fullgraph, dynamic=dynamic, options=options)
     plans = {"regional": plan_regions(model, rest=rest, regions=regions)} if "regional" in strategies else {}
-    with watched(progress) as tell, put_back(model) as outcome:
+    with watched(progress, "compare") as tell, put_back(model) as outcome:
         comparison = Measurement(model, step, tell)
         comparison.reference()
         if any(name != "eager" for name in strategies):

@@ -29,7 +29,6 @@ class MainThread:
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
-        self._loop = _loop_of(shell)
         self._parent: Any = shell.get_parent() if hasattr(shell, "get_parent") else None
         self._context = copy_context()
         shell.events.register("post_run_cell", self._remember)
@@ -54,8 +53,8 @@ class MainThread:
         """
         if self.here:
             self._run(work, finished)
-        elif self._loop is not None:
-            self._loop.call_soon_threadsafe(self._run, work, finished)
+        elif (loop := _loop_of(self._shell)) is not None:
+            loop.call_soon_threadsafe(self._run, work, finished)
         else:
             raise UsageError("this shell has no loop that could take over work from another thread")
 
