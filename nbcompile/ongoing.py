@@ -69,6 +69,11 @@ def listen_no_more(told: Callable[[], None]) -> None:
         _listeners.remove(told)
 
 
+def listened() -> bool:
+    """Whether anyone listens."""
+    return bool(_listeners)
+
+
 def _tell() -> None:
     for told in list(_listeners):
         told()

@@ -24,8 +24,8 @@ from statistics import median
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from . import ongoing
 from .cache import cache_folder
-from .ongoing import working
 from .report import RegionTime, Report, Snapshot, Strategy, write_file
 
 #: How many cold starts are remembered in the file, and its name in the compiler's cache folder.
@@ -90,7 +90,7 @@ class Progress:
 
     Attributes:
         lock: held by the onlooker while it looks and draws, and by the work while it must not be disturbed.
-        watched: whether anyone looks on; if not, nothing need be prepared for it.
+        watched: whether an onlooker of its own looks on.
         result: what came of the work, once it is done.
     """
 
@@ -166,6 +166,11 @@ class Progress:
     def timing(self) -> bool:
         """Whether rounds are being timed."""
         return self._rounds is not None
+
+    @property
+    def seen(self) -> bool:
+        """Whether anyone may look: its own onlooker, or whoever looks at all the work of this process."""
+        return self.watched or ongoing.listened()
 
     @property
     def compile_underway(self) -> Compiling | None:
@@ -276,11 +281,11 @@ def install(onlooker: Onlooker | None) -> None:
 def watched(progress: Callable[[str], None] | None, kind: str) -> Iterator[Progress]:
     """The progress for a piece of work: the user's own, or that of the onlooker that is installed."""
     if progress is None and _onlooker is not None:
-        with _onlooker() as own, working(kind, own):
+        with _onlooker() as own, ongoing.working(kind, own):
             yield own
     else:
         own = Progress.of(progress)
-        with working(kind, own):
+        with ongoing.working(kind, own):
             yield own
 
 

@@ -131,7 +131,7 @@ def _compile(
         (compile_regions if strategy == "regional" else compile_model)(model, **keywords)
         if step is not None:
             progress(f"{strategy}: first call (compiling)")
-            if progress.watched:
+            if progress.seen:
                 compilation = current(model)
                 assert compilation is not None  # just made
                 progress.compiling(describe.compiling(compilation))
