@@ -1,0 +1,11 @@
+/**
+ * The plugins of this extension. Each does one thing and can be disabled alone, by its id.
+ */
+import type { JupyterFrontEndPlugin } from '@jupyterlab/application';
+
+import { files } from './files';
+import { renderer } from './renderer';
+
+const plugins: JupyterFrontEndPlugin<unknown>[] = [renderer, files];
+
+export default plugins;
