@@ -39,8 +39,9 @@ def modules_in(namespace: dict[str, Any], names: Iterable[str] | None = None) ->
 
 def is_module(value: object) -> TypeGuard[Module]:
     """Whether a value is a ``torch.nn.Module``. Runs nothing of the value's: ``isinstance`` asks its ``__class__``."""
-    torch_nn = sys.modules.get("torch.nn")  # whoever holds a model has imported torch: never import it to find none
-    module = getattr(torch_nn, "Module", None)
+    if "torch" not in sys.modules:  # whoever holds a model has imported torch: never import it to find none
+        return False
+    module = getattr(sys.modules.get("torch.nn"), "Module", None)  # it may be half imported
     return module is not None and any(base is module for base in _bases_of(type(value)))
 
 
