@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..render.units import clean
-from .choices import Offer, Offers, offers_for, tree_of
+from .choices import Offer, Offers, offers_for, takes_modes, tree_of
 from .lookup import is_module, modules_in
 
 if TYPE_CHECKING:
@@ -146,12 +146,15 @@ def _broken(name: str, model: nn.Module, error: Exception) -> dict[str, Any]:
 def _offered(offers: Offers) -> dict[str, Any]:
     """What can be chosen, each value with the reason if it is not to be had here."""
 
-    def told(values: tuple[Offer, ...]) -> list[dict[str, str]]:
+    def told(values: tuple[Offer, ...]) -> list[dict[str, Any]]:
         return [{"value": each.value, "label": each.label, "reason": clean(each.reason, _LONGEST)} for each in values]
 
     return {
         "strategies": told(offers.strategies),
-        "backends": told(offers.backends),
+        "backends": [
+            {**each, "modes": takes_modes(offer.value)}
+            for each, offer in zip(told(offers.backends), offers.backends, strict=True)
+        ],
         "modes": told(offers.modes),
         "dynamic": told(offers.dynamic),
         "rest": told(offers.rest),
