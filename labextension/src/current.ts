@@ -91,14 +91,29 @@ class CurrentKernel implements ICurrentKernel {
     this._changed.emit();
   }
 
+  /**
+   * The way to a kernel. Of several connections to one kernel, as a console has one beside its notebook's, Lab lets only
+   * the first handle comms; so they share a way.
+   */
   private linkTo(kernel: Kernel.IKernelConnection): KernelLink {
-    const known = this.links.get(kernel);
-    if (known !== undefined) {
-      return known;
+    for (const link of this.links) {
+      if (link.kernel === kernel || (link.kernel.id === kernel.id && !kernel.handleComms)) {
+        return link;
+      }
     }
-    const link = new KernelLink(kernel);
-    this.links.set(kernel, link);
-    kernel.disposed.connect(() => this.links.delete(kernel));
+    // where the first connection is closed already, none is left that would handle comms
+    const own = kernel.handleComms ? kernel : kernel.clone({ handleComms: true });
+    const link = new KernelLink(own);
+    this.links.add(link);
+    if (own !== kernel) {
+      kernel.disposed.connect(() => own.dispose());
+    }
+    own.disposed.connect(() => {
+      this.links.delete(link);
+      if (link === this._link) {
+        this.follow(this._panel?.isDisposed ? undefined : this._panel?.sessionContext);
+      }
+    });
     return link;
   }
 
@@ -108,7 +123,7 @@ class CurrentKernel implements ICurrentKernel {
 
   private readonly _changed = new Signal<this, void>(this);
   private readonly _told = new Signal<this, void>(this);
-  private readonly links = new Map<Kernel.IKernelConnection, KernelLink>();
+  private readonly links = new Set<KernelLink>();
   private _panel: Panel | null = null;
   private _link: KernelLink | null = null;
 }

@@ -43,7 +43,10 @@ export class KernelLink implements IDisposable {
     return this._state;
   }
 
-  /** What the kernel has told last; null unless the state is `open`. */
+  /**
+   * What the kernel has told last; null if nothing. A page that is loaded again during a cell is told so before the
+   * kernel answers any question, so this can be there while the state is `connecting`.
+   */
   get status(): IStatus | null {
     return this._status;
   }
@@ -79,6 +82,9 @@ export class KernelLink implements IDisposable {
   /** Ask the kernel; an error has the kernel's own sentence. Some answers wait until the running cell has ended. */
   ask(method: string, params: JSONObject = {}): Promise<unknown> {
     const comm = this.comm;
+    if (this._state === 'connecting' && method !== 'hello' && method !== 'watch') {
+      return Promise.reject(new Error('The kernel does not answer yet; it does once its running cell has ended.'));
+    }
     if (comm === null || comm.isDisposed || this.kernel.status === 'dead') {
       return Promise.reject(new Error('nbcompile is not loaded in this kernel: run %load_ext nbcompile'));
     }
@@ -91,7 +97,7 @@ export class KernelLink implements IDisposable {
 
   /** Stop what nbcompile does in the kernel, and nothing else; what was stopped, in words. */
   async cancel(): Promise<string> {
-    if (!overSubshell(this.kernel, this.comm) && this._status?.work) {
+    if (this._status?.work && (this._state !== 'open' || !overSubshell(this.kernel, this.comm))) {
       // The question would wait for the very work that it is to stop. That it is nbcompile's, the kernel has told.
       await this.kernel.interrupt();
       return 'The kernel was interrupted.';
@@ -141,8 +147,9 @@ export class KernelLink implements IDisposable {
         this.become('other');
         return;
       }
-      this._status = readStatus(await this.ask('watch'));
+      const told = readStatus(await this.ask('watch'));
       if (current()) {
+        this._status = told;
         this.become('open');
       }
     } catch {
@@ -208,6 +215,9 @@ export class KernelLink implements IDisposable {
   }
 
   private onIOPub(_: Kernel.IKernelConnection, message: KernelMessage.IIOPubMessage): void {
+    if (this._state === 'connecting') {
+      this.overhear(message);
+    }
     if (this._state !== 'absent') {
       return;
     }
@@ -223,6 +233,20 @@ export class KernelLink implements IDisposable {
       ) {
         this.mentioned = false;
         void this.connect();
+      }
+    }
+  }
+
+  /**
+   * Take what the kernel tells others. While a cell runs it answers no page that is new, not even what it is; but it
+   * goes on telling the page that was there before, and messages to one are messages to all.
+   */
+  private overhear(message: KernelMessage.IIOPubMessage): void {
+    if (message.header.msg_type === 'comm_msg') {
+      const { data } = message.content as KernelMessage.ICommMsgMsg['content'];
+      if (readText(data, 'target') === TARGET && readText(data, 'event') === 'status') {
+        this._status = readStatus(readAny(data, 'status'));
+        this._changed.emit();
       }
     }
   }

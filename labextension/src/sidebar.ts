@@ -96,14 +96,14 @@ class SideBar extends Widget {
   private onTold(): void {
     const link = this.kernels.link;
     const status = link?.status ?? null;
-    const hint = obstacle(link?.state ?? null, link?.version ?? '');
+    const hint = status === null ? obstacle(link?.state ?? null, link?.version ?? '') : '';
     setText(this.hint, hint);
     this.hint.hidden = hint === '';
     this.showWork(status);
     if (link === null || status === null) {
       this.listed = null;
       this.revision = -1;
-    } else if (this.isVisible && !status.busy && status.revision !== this.revision) {
+    } else if (this.isVisible && link.state === 'open' && !status.busy && status.revision !== this.revision) {
       this.revision = status.revision;
       void this.list(link);
     }

@@ -25,7 +25,7 @@ class StatusItem extends Widget {
   }
 
   get active(): boolean {
-    return this.kernels.link?.state === 'open';
+    return this.kernels.link !== null && this.kernels.link.status !== null;
   }
 
   get activeChanged(): ISignal<this, void> {

@@ -1,7 +1,8 @@
 """The kernel's side of the JupyterLab extension: a comm that the front end opens, with questions and answers.
 
 A question is ``{id, method, params}``, its answer ``{id, result}`` or ``{id, error}`` with one sentence. Unasked come
-``{event: "status", status}`` once ``watch`` was asked for. JupyterLab 4.4 and newer send questions over a subshell, so
+``{target, event: "status", status}`` once ``watch`` was asked for; they name the target, as a page that is loaded again
+knows it from them before it has a comm of its own. JupyterLab 4.4 and newer send questions over a subshell, so
 they come on a thread of their own while the main thread runs a cell; from a kernel without subshells they come once it
 has ended. What is answered at once reads plain data (:mod:`.status`); what needs torch or the user's variables is done
 on the main thread, in the context of the user's cells, like the work of a panel's buttons.
@@ -126,7 +127,9 @@ class Bridge:
         question.takes()
         comm = question.comm
         self._watch.add(
-            comm.comm_id, question.context, lambda state: comm.send(data={"event": "status", "status": state})
+            comm.comm_id,
+            question.context,
+            lambda state: comm.send(data={"target": TARGET, "event": "status", "status": state}),
         )
         question.answer(self._state())
 

@@ -18,7 +18,7 @@ from contextvars import copy_context
 from types import FrameType
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import UsageError, leave_out_compiler
 
 
 class MainThread:
@@ -118,7 +118,7 @@ def _interruptible(work: Callable[[], None], finished: Callable[[BaseException |
 
 @contextlib.contextmanager
 def insistent() -> Iterator[None]:
-    """Deliver an interrupt again that Python has dropped.
+    """Deliver an interrupt again that Python has dropped; its traceback ends where the compiler begins.
 
     Where it comes in a destructor or the callback of a weak reference, of which Dynamo has many, Python reports
     ``KeyboardInterrupt`` as ignored and goes on, so that the compile would too. Interrupts come to the main thread: on
@@ -140,6 +140,9 @@ def insistent() -> Iterator[None]:
     sys.unraisablehook = dropped
     try:
         yield
+    except KeyboardInterrupt as interrupt:
+        leave_out_compiler(interrupt)
+        raise
     finally:
         for timer in again:
             timer.cancel()

@@ -36,8 +36,9 @@ def side_bar(lab: Lab) -> Any:
 
 
 def open_side_bar(lab: Lab) -> Any:
-    """Open it as a user does, by the item in the status bar."""
-    status(lab).click()
+    """Open it as a user does, by the item in the status bar, if it is not open."""
+    if side_bar(lab).is_hidden():
+        status(lab).click()
     side_bar(lab).wait_for()
     return side_bar(lab)
 
@@ -200,7 +201,7 @@ def test_kernel_without_the_extension_restart_and_reload(lab_with_extension: Lab
     lab.save("states.ipynb")
     lab.reload()
     says(lab, status(lab), "regional · eager · 12 of 12 regions")
-    says(lab, side_bar(lab).locator(".nbcompile-model"), "Compiled: regional, eager")
+    says(lab, open_side_bar(lab).locator(".nbcompile-model"), "Compiled: regional, eager")
     # WHEN the extension is unloaded THEN the item goes
     lab.run(3)
     status(lab).wait_for(state="hidden")
@@ -230,7 +231,7 @@ def test_page_that_is_loaded_again_during_a_compile(lab_with_extension: Lab) -> 
     lab.page.reload()
     # THEN the item shows what goes on in the kernel, and Cancel works
     says(lab, status(lab), re.compile(r"regional · slow · [2-9] of 12 regions"))
-    bar = open_side_bar(lab) if side_bar(lab).is_hidden() else side_bar(lab)
+    bar = open_side_bar(lab)
     bar.get_by_role("button", name="Cancel").click()
     says(lab, bar.locator(".nbcompile-message"), "compile was interrupted", 3)
     says(lab, status(lab), "nothing compiled")
