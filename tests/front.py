@@ -20,7 +20,7 @@ class FrontEnd:
 
     Attributes:
         events: the states that came unasked, each with the time at which it came.
-        closed: whether the kernel has closed the comm.
+        closed: whether the kernel has closed the comm, or said that it is gone.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -132,6 +132,8 @@ class FrontEnd:
             wait = 0
             content, parent = message["content"], message["parent_header"].get("msg_id", "")
             match message["msg_type"]:
+                case "comm_msg" if content["comm_id"] == self.comm and content["data"].get("event") == "gone":
+                    self.closed = True
                 case "comm_msg" if content["comm_id"] == self.comm and "event" in content["data"]:
                     self.events.append((time.monotonic(), content["data"]))
                 case "comm_msg" if content["comm_id"] == self.comm:

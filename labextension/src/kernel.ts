@@ -165,6 +165,11 @@ export class KernelLink implements IDisposable {
       return;
     }
     const data: unknown = message.content.data;
+    if (readText(data, 'event') === 'gone') {
+      comm.dispose();
+      this.onClose(comm);
+      return;
+    }
     if (readText(data, 'event') === 'status') {
       this._status = readStatus(readAny(data, 'status'));
       this._changed.emit();

@@ -57,7 +57,10 @@ def unload() -> None:
 
 
 class Bridge:
-    """Answers the questions of every front end of a kernel. Make it in a cell, or as the kernel starts."""
+    """Answers the questions of every front end of a kernel, and says ``{target, event: "gone"}`` at its end.
+
+    Make it in a cell, or as the kernel starts.
+    """
 
     def __init__(self, shell: Any, manager: Any) -> None:
         self._shell, self._manager = shell, manager
@@ -90,7 +93,8 @@ class Bridge:
         if self._manager.targets.get(TARGET) == self._opened:
             self._manager.unregister_target(TARGET, self._opened)
         for comm in list(self._comms.values()):
-            comm.close()
+            comm.send(data={"target": TARGET, "event": "gone"})
+            self._manager.comms.pop(comm.comm_id, None)
         self._comms.clear()
 
     # -- the comm --------------------------------------------------------------------------------------------------
@@ -100,6 +104,9 @@ class Bridge:
         # Not by `on_msg`: then each message triggers `post_execute`, on whatever thread, upon which matplotlib's inline
         # backend shows and closes the figures that the running cell has begun.
         comm.handle_msg = partial(self._asked, comm)
+        # Its destructor closes it too, as when the kernel ends; and a page that was loaded again since, and so does not
+        # know the comm, reports that as an error.
+        comm.close = _leave_open
         comm.on_close(lambda _: self._closed(comm))
 
     def _closed(self, comm: Any) -> None:
@@ -342,6 +349,10 @@ def _chosen(words: dict[str, str]) -> Choices:
         dynamic=DYNAMIC[dynamic],
         rest=words.get("rest", usual.rest),
     )
+
+
+def _leave_open(*args: object, **keywords: object) -> None:
+    """Stands in for a comm's ``close``."""
 
 
 def _shown(value: object) -> str:

@@ -213,8 +213,8 @@ def test_kernel_without_the_extension_restart_and_reload(lab_with_extension: Lab
     assert status(lab).is_hidden()
     assert side_bar(lab).locator(".nbcompile-model").count() == 0
     lab.wait_idle()
-    lab.run(0)
-    lab.run(1)
+    lab.start(0)
+    lab.start(1)
     says(lab, status(lab), "nothing compiled")
     # AND WHEN the kernel dies THEN the same
     lab.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.shutdown()")
@@ -233,8 +233,9 @@ def test_page_that_is_loaded_again_during_a_compile(lab_with_extension: Lab) -> 
     says(lab, status(lab), re.compile(r"regional · slow · [2-9] of 12 regions"))
     bar = open_side_bar(lab)
     bar.get_by_role("button", name="Cancel").click()
-    says(lab, bar.locator(".nbcompile-message"), "compile was interrupted", 3)
+    says(lab, bar.locator(".nbcompile-message"), "was interrupted", 3)
     says(lab, status(lab), "nothing compiled")
+    says(lab, bar.locator(".nbcompile-model"), "Runs eager: not compiled.")
 
 
 def test_two_notebooks_and_a_console(lab_with_extension: Lab) -> None:
