@@ -28,6 +28,7 @@ export interface IRun {
 }
 
 const MOST_RUNS = 100;
+const RUNNING = 'running:';
 
 /** Reads a notebook's runs; an output that has not changed is not read again. */
 export class History {
@@ -44,8 +45,8 @@ export class History {
         const data: unknown = cell.outputs.get(place).data[MIME_TYPE];
         const read = this.read(data);
         if (read !== null) {
-          const number = cell.executionCount;
-          found.push({ ...read, cell: index, prompt: number === null ? '[ ]' : `[${number}]` });
+          const prompt = read.what === RUNNING ? '*' : (cell.executionCount ?? ' ');
+          found.push({ ...read, cell: index, prompt: `[${prompt}]` });
         }
       }
     }
@@ -72,7 +73,7 @@ export class History {
 export function runOf(report: IReport): Omit<IRun, 'cell' | 'prompt'> {
   const names = [...report.strategies.keys()];
   return {
-    what: report.progress !== null ? 'running:' : whatOf(report, names),
+    what: report.progress !== null ? RUNNING : whatOf(report, names),
     model: clean(report.model.get('class_name') ?? ''),
     figures: names.map(name => {
       const figures = report.strategies.get(name);

@@ -47,7 +47,7 @@ export class ModelCard {
     if (text !== this.shown) {
       this.shown = text;
       this.model = model;
-      const size = model.parameters === null ? '' : `, ${shortCount(model.parameters)} parameters`;
+      const size = model.parameters === null ? '' : `, ${sizeOf(model.parameters)}`;
       this.title.replaceChildren(
         element('strong', '', this.name),
         ` ${model.className}${size}${model.device && model.device !== 'cpu' ? `, ${model.device}` : ''}`
@@ -148,6 +148,10 @@ export class ModelCard {
   private readonly restore: HTMLButtonElement;
   private model: IModel | null = null;
   private shown = '';
+}
+
+function sizeOf(parameters: number): string {
+  return parameters < 1000 ? plural(parameters, 'parameter') : `${shortCount(parameters)} parameters`;
 }
 
 function option(offer: IOffer): HTMLOptionElement {

@@ -70,6 +70,7 @@ class SideBar extends Widget {
     }
     this.cancel.disabled = true; // until the kernel tells its next state
     await this.tell(link, link.cancel());
+    this.showWork(link.status);
   }
 
   protected override onAfterShow(): void {
@@ -100,6 +101,11 @@ class SideBar extends Widget {
     setText(this.hint, hint);
     this.hint.hidden = hint === '';
     this.showWork(status);
+    const working = status !== null && status.work !== null;
+    if (working && !this.working && !this.asking) {
+      setText(this.message, ''); // it was about something earlier
+    }
+    this.working = working;
     if (link === null || status === null) {
       this.listed = null;
       this.revision = -1;
@@ -299,6 +305,7 @@ class SideBar extends Widget {
   private notebook: NotebookPanel | null = null;
   private asked: KernelLink | null = null;
   private asking = false;
+  private working = false;
   private listed: IModels | null = null;
   private revision = -1;
   private shownRuns = '-';

@@ -31,7 +31,7 @@ def cancel() -> str:
                 "itself"
             )
         _interrupt(main)  # what Python drops of it is delivered again by main_thread.insistent
-        return f"{work.kind} was interrupted at: {work.progress.glance().stage or 'its beginning'}"
+        return f"{work.kind.capitalize()} was interrupted at: {work.progress.glance().stage or 'its beginning'}"
     call = compiling_call(latest())
     if call is None:
         raise UsageError(
@@ -40,7 +40,7 @@ def cancel() -> str:
         )
     _interrupt(main)
     threading.Thread(target=_insist, args=(main, call[2]), name="nbcompile-cancel", daemon=True).start()
-    return f"the compile of {call[0] or 'the model'} was interrupted; the cell that called the model ends with it"
+    return f"The compile of {call[0] or 'the model'} was interrupted; the cell that called the model ends with it"
 
 
 def _insist(main: threading.Thread, began: float) -> None:

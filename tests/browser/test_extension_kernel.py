@@ -117,7 +117,7 @@ def test_cancel_during_a_compile(lab_with_extension: Lab, backend: str) -> None:
     # WHEN Cancel is pressed THEN within three seconds the side bar says what was stopped, and the cell has ended
     begun = time.monotonic()
     bar.get_by_role("button", name="Cancel").click()
-    says(lab, bar.locator(".nbcompile-message"), "compile was interrupted", 3)
+    says(lab, bar.locator(".nbcompile-message"), "Compile was interrupted", 3)
     lab.cell(2).locator(".jp-InputPrompt", has_text=re.compile(r"\[\d+\]:")).wait_for(timeout=3000)
     assert time.monotonic() - begun < 3
     assert "KeyboardInterrupt" in lab.output(2).inner_text()
