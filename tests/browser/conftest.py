@@ -2,6 +2,9 @@
 
 The browser is not installed by pip: it is named by NBCOMPILE_CHROMIUM or found on the PATH. Where there is none these
 tests fail and say what to install, as a test that is skipped is soon forgotten; NBCOMPILE_NO_BROWSER=1 skips them.
+
+The lab extension is disabled but for the fixtures that have it in their name: what a notebook shows without it, as in
+every other front end, is tested too.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from tests.browser.lab import SCREENSHOTS, Lab, Notebook7
 
 BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome")
 ROOT = Path(__file__).parents[2]
+EXTENSION = ROOT / "nbcompile" / "labextension"
 
 #: Settings of JupyterLab: no question about news, and every cell in the page, whether it is in view or not.
 SETTINGS = {
@@ -74,7 +78,7 @@ def chromium() -> str:
 class Server:
     """A running Jupyter server."""
 
-    def __init__(self, folder: Path, app: str) -> None:
+    def __init__(self, folder: Path, app: str, *, extension: bool = False) -> None:
         self.notebooks = folder / "notebooks"
         self.notebooks.mkdir()
         settings = folder / "settings"
@@ -82,6 +86,14 @@ class Server:
             file = settings / f"{name}.jupyterlab-settings"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(values))
+        found = folder / "found"
+        if extension:  # that of this checkout, whatever the environment has; JUPYTER_PATH is looked through first
+            (found / "labextensions").mkdir(parents=True)
+            (found / "labextensions" / "nbcompile").symlink_to(EXTENSION)
+        else:  # that of the environment, if it has one
+            page = folder / "config_dir" / "labconfig" / "page_config.json"
+            page.parent.mkdir(parents=True)
+            page.write_text(json.dumps({"disabledExtensions": {"nbcompile": True}}))
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = folder / "server.log"
@@ -89,6 +101,7 @@ class Server:
         environment = {
             **os.environ,
             **{f"JUPYTER_{name}": str(folder / name.lower()) for name in names},
+            "JUPYTER_PATH": str(found),
             "JUPYTERLAB_SETTINGS_DIR": str(settings),
             "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
             "IPYTHONDIR": str(folder / "ipython"),
@@ -161,9 +174,30 @@ def notebook_server() -> Iterator[Server]:
     yield from _serve("notebook")
 
 
-def _serve(app: str) -> Iterator[Server]:
+@pytest.fixture(scope="session")
+def built_extension() -> None:
+    """The extension, built: `make test` does that; NBCOMPILE_NO_NODE=1 says that it cannot be, and skips its tests."""
+    if os.environ.get("NBCOMPILE_NO_NODE"):
+        pytest.skip("NBCOMPILE_NO_NODE is set: the JupyterLab extension is not built")
+    if not (EXTENSION / "package.json").is_file():
+        pytest.fail(f"{EXTENSION} is not there: build the JupyterLab extension first, by `make extension`")
+
+
+@pytest.fixture(scope="session")
+def extended_server(built_extension: None) -> Iterator[Server]:
+    """JupyterLab with the extension."""
+    yield from _serve("jupyterlab", extension=True)
+
+
+@pytest.fixture(scope="module")
+def extended_notebook_server(built_extension: None) -> Iterator[Server]:
+    """Notebook 7 with the extension."""
+    yield from _serve("notebook", extension=True)
+
+
+def _serve(app: str, *, extension: bool = False) -> Iterator[Server]:
     with tempfile.TemporaryDirectory(prefix="nbcompile-browser-", ignore_cleanup_errors=True) as folder:
-        server = Server(Path(folder), app)
+        server = Server(Path(folder), app, extension=extension)
         try:
             yield server
         finally:
@@ -192,6 +226,20 @@ def lab(browser: Any, server: Server, request: pytest.FixtureRequest) -> Iterato
 def notebook_7(browser: Any, notebook_server: Server, request: pytest.FixtureRequest) -> Iterator[Lab]:
     """The same of Notebook 7."""
     yield from _window(browser, notebook_server, request, Notebook7)
+
+
+@pytest.fixture
+def lab_with_extension(browser: Any, extended_server: Server, request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """A window of JupyterLab with the extension."""
+    yield from _window(browser, extended_server, request)
+
+
+@pytest.fixture
+def notebook_7_with_extension(
+    browser: Any, extended_notebook_server: Server, request: pytest.FixtureRequest
+) -> Iterator[Lab]:
+    """The same of Notebook 7."""
+    yield from _window(browser, extended_notebook_server, request, Notebook7)
 
 
 def _window(browser: Any, server: Server, request: pytest.FixtureRequest, kind: type[Lab] = Lab) -> Iterator[Lab]:
