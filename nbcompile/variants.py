@@ -25,6 +25,7 @@ from torch._dynamo.exc import RestartAnalysis, SkipFrame
 from . import events, explain
 from .errors import CompilationError, CompilationWarning
 from .integrations import layer_index
+from .interrupts import delivered_safely
 from .methods import Methods
 from .plugin import Backend, TorchDynamoPlugin, backend_name
 from .regions import structure
@@ -273,7 +274,8 @@ class _Backend:
             if call.breaks == events.breaks_seen():  # behind a graph break inputs are no longer the block's
                 variant.dynamic = explain.dynamic_inputs(graph)
         try:
-            compiled = self._inner(graph, inputs)
+            with delivered_safely():
+                compiled = self._inner(graph, inputs)
             return _counted(compiled) if events.breaks_seen() != call.breaks else compiled
         except (RestartAnalysis, SkipFrame):
             raise  # no failures: this is how a backend asks Dynamo to trace again, or not at all

@@ -1,20 +1,28 @@
-"""A kernel's interrupt, at any moment of each kind of work, in the middle of the real compiler.
+"""Interrupts where torch's compiler would not bear them; and a kernel's, at any moment of each kind of work.
 
-Some moments for each kind, spread over the time that the work takes. After each the kernel must be as if the work had
-never been begun. ``NBCOMPILE_INTERRUPTS=10`` tries more of them.
+Of the latter: some moments for each kind, spread over the time that the work takes. After each the kernel must be as if
+the work had never been begun. ``NBCOMPILE_INTERRUPTS=10`` tries more of them.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nbcompile import interrupts
+from nbcompile.interrupts import delivered_safely
 
 pytestmark = [pytest.mark.slow, pytest.mark.inductor]
 
@@ -77,6 +85,87 @@ WORK = {
     "panel-compare": "click('compare')",
     "panel-tune": "click('tune')",
 }
+
+
+class Interrupting(TorchDispatchMode):
+    """A mode that is interrupted inside of an operator, and once more while it is left."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, self.ended = where, False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.where == "operator":
+            signal.raise_signal(signal.SIGINT)
+            sum(range(1000))
+            self.ended = True
+        return func(*args, **(kwargs or {}))
+
+    def __exit__(self, *error: Any) -> None:
+        if self.where == "exit":
+            signal.raise_signal(signal.SIGINT)
+        super().__exit__(*error)
+        self.ended = True
+
+
+@pytest.mark.parametrize("where", ["operator", "exit"])
+def test_an_interrupt_waits_while_modes_are_taken_and_put_back(where: str) -> None:
+    # GIVEN a dispatch mode that is interrupted WHEN that comes inside
+    mode, after = Interrupting(where), False
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), delivered_safely():
+        with mode:
+            torch.ones(2) + 1
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            sum(range(100))
+        after = True
+    # THEN it is raised once the mode is done, and no earlier
+    assert mode.ended
+    assert not after
+    # AND nothing is left of it
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_that_waits_at_the_end_is_not_lost() -> None:
+    # GIVEN work that ends while an interrupt waits THEN it comes right after it, also to work around it
+    inside = outside = False
+    with pytest.raises(KeyboardInterrupt), delivered_safely():
+        with delivered_safely(), Interrupting("exit"):
+            inside = True
+        time.sleep(5)
+        outside = True
+    assert inside
+    assert not outside
+
+
+def test_an_interrupt_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN an operator that never ends WHEN it is interrupted THEN it ends after a while
+    monkeypatch.setattr(interrupts, "_LONGEST", 0.2)
+
+    class Endless(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(20)
+
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), delivered_safely(), Endless():
+        torch.ones(2) + 1
+    assert time.monotonic() - begin < 10
+
+
+def test_another_thread_changes_nothing() -> None:
+    # GIVEN a thread that is not the main one WHEN it works so THEN the handlers are as before
+    before, seen = (signal.getsignal(signal.SIGINT), sys.unraisablehook), []
+
+    def work() -> None:
+        with delivered_safely():
+            seen.append((signal.getsignal(signal.SIGINT), sys.unraisablehook))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]
 
 
 class Kernel:

@@ -665,7 +665,7 @@ def test_an_interrupted_tuning_is_shown_as_far_as_it_came(run: Any, shell: Inter
     assert any("stopped by KeyboardInterrupt" in note for note in report.notes)
     # AND the next cell works, and goes on from there
     assert run("y = model(**inputs)").result.success
-    ran = run(f"%%tune model --resume {TUNED}\ny = model(**inputs)")
+    ran = run(f"%%tune model --resume {TUNED} --budget 60\ny = model(**inputs)")
     assert ran.result.success, ran.text
     assert {t.outcome for t in Report.from_dict(ran.shown[-1]["data"][MIME_TYPE]).tuning} <= {"measured", "stopped"}
 

@@ -30,7 +30,7 @@ def cancel() -> str:
                 f"the {work.kind} that goes on runs in a thread of its own, which cannot be interrupted; it ends by "
                 "itself"
             )
-        _interrupt(main)  # what Python drops of it is delivered again by main_thread.insistent
+        _interrupt(main)  # what Python drops of it is delivered again, see interrupts.delivered_safely
         return f"{work.kind.capitalize()} was interrupted at: {work.progress.glance().stage or 'its beginning'}"
     call = compiling_call(latest())
     if call is None:

@@ -21,8 +21,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from .. import progress
+from ..interrupts import delivered_safely
 from ..progress import Progress
-from .main_thread import insistent
 from .output import CellOutput
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _onlooker(shell: Any, on_display: _OnDisplay) -> Iterator[Progress]:
         yield Progress()
         return
     try:
-        with live.working, insistent():
+        with live.working, delivered_safely():
             yield live.progress
     except BaseException:
         found = live.so_far()

@@ -17,12 +17,12 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 
 from .. import warmup
 from ..errors import NbcompileError, UsageError
+from ..interrupts import delivered_safely
 from ..ongoing import working
 from . import bridge, live
 from .choices import DYNAMIC
 from .live import Live
 from .lookup import evaluate_model, evaluate_step, is_compiled, model_in_body, only_model, unquote
-from .main_thread import insistent
 from .step import Step
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ class NbcompileMagics(Magics):
         output = Live(self.shell, quiet=args.quiet)
         before = _known(model)
         try:
-            with output.working, insistent(), working(kind, output.progress):
+            with output.working, delivered_safely(), working(kind, output.progress):
                 report = measure(output)
         except BaseException as error:
             _show_so_far(model, before, error, output)

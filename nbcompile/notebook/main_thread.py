@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from types import FrameType
 from typing import Any
 
-from ..errors import UsageError, leave_out_compiler
+from ..errors import UsageError
+from ..interrupts import delivered_safely
 
 
 class MainThread:
@@ -103,7 +103,7 @@ def _interruptible(work: Callable[[], None], finished: Callable[[BaseException |
     try:
         try:
             try:
-                with insistent():
+                with delivered_safely():
                     work()
             finally:
                 working = False
@@ -114,37 +114,3 @@ def _interruptible(work: Callable[[], None], finished: Callable[[BaseException |
     finally:
         error = None  # or error and frame would hold each other, and with them the step's tensors
         signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
-def insistent() -> Iterator[None]:
-    """Deliver an interrupt again that Python has dropped; its traceback ends where the compiler begins.
-
-    Where it comes in a destructor or the callback of a weak reference, of which Dynamo has many, Python reports
-    ``KeyboardInterrupt`` as ignored and goes on, so that the compile would too. Interrupts come to the main thread: on
-    any other this does nothing.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before, main, again = sys.unraisablehook, threading.get_ident(), list[threading.Timer]()
-
-    def dropped(unraisable: Any) -> None:
-        if unraisable.exc_type is not KeyboardInterrupt:
-            before(unraisable)
-            return
-        # a moment later: raised at once, it would be raised in here and dropped again
-        again.append(threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT)))
-        again[-1].start()
-
-    sys.unraisablehook = dropped
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        leave_out_compiler(interrupt)
-        raise
-    finally:
-        for timer in again:
-            timer.cancel()
-            timer.join()
-        sys.unraisablehook = before
