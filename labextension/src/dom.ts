@@ -57,7 +57,9 @@ export function morph(into: Element, from: Element): void {
     place = kept.nextSibling as ChildNode | null;
     if (kept instanceof Element && node instanceof Element) {
       morphAttributes(kept, node);
-      morph(kept, node);
+      if (!node.hasAttribute('data-kept')) {
+        morph(kept, node); // what is kept is filled by the reader's pointer
+      }
     } else if (kept.nodeValue !== node.nodeValue) {
       kept.nodeValue = node.nodeValue;
     }
