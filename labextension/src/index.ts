@@ -3,9 +3,12 @@
  */
 import type { JupyterFrontEndPlugin } from '@jupyterlab/application';
 
+import { current } from './current';
 import { files } from './files';
 import { renderer } from './renderer';
+import { sidebar } from './sidebar';
+import { status } from './status';
 
-const plugins: JupyterFrontEndPlugin<unknown>[] = [renderer, files];
+const plugins: JupyterFrontEndPlugin<unknown>[] = [renderer, files, current, status, sidebar];
 
 export default plugins;
