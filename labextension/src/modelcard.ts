@@ -4,7 +4,7 @@
 import { button, element, setText } from './dom';
 import type { IModel, IOffer, Setting } from './protocol';
 import { count, middle, plural, shortCount } from './units';
-import { compiledLine } from './words';
+import { compiledLine } from './statewords';
 
 /** What a card's buttons ask for. */
 export interface IModelActions {

@@ -13,7 +13,7 @@ import { History, type IRun } from './history';
 import type { KernelLink } from './kernel';
 import { ModelCard } from './modelcard';
 import { readModels, readText, type IModels, type IStatus } from './protocol';
-import { obstacle, workLine, workShare, workTimes } from './words';
+import { obstacle, workLine, workShare, workTimes } from './statewords';
 import icon from '../style/icon.svg';
 
 const ID = 'nbcompile-sidebar';
