@@ -157,7 +157,7 @@ export function obstacle(source: string): string | null {
   return null;
 }
 
-/** Those of the names that a cell's source uses as a variable. Strings and comments may hold one too: it is a guess. */
+/** Those of the names that are words of a cell's source. Strings and comments may hold one too: it is a guess. */
 export function usedIn(source: string, names: readonly string[]): string[] {
   const words = new Set(source.match(/(?<![\p{L}\p{N}_.])[\p{L}_][\p{L}\p{N}_]*/gu));
   return names.filter(name => words.has(name));

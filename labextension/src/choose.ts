@@ -1,5 +1,5 @@
 /**
- * Which model and which step a command means: from what the kernel has and what the cell says, without a page.
+ * Which model and which step a command means: from what the kernel has and what the cell uses, without a page.
  */
 import { usedIn } from './cells';
 import type { IFound, IFoundModel } from './names';
@@ -23,7 +23,7 @@ export interface IChoice {
 
 /** Choose, as far as it can be told. `source` is the text of the cell that the command is about. */
 export function choose(found: IFound, source: string, need: INeed): IChoice {
-  const likely = narrowed(found.models, source, need);
+  const likely = narrowed(found.models, need);
   const rest = found.models.filter(model => !likely.includes(model));
   const models = [...likely, ...rest].map(({ name }) => name);
   const model = models[0] ?? '';
@@ -47,14 +47,10 @@ export function choose(found: IFound, source: string, need: INeed): IChoice {
   return { model, step, models, steps, certain };
 }
 
-function narrowed(models: readonly IFoundModel[], source: string, need: INeed): readonly IFoundModel[] {
+function narrowed(models: readonly IFoundModel[], need: INeed): readonly IFoundModel[] {
   let left = models;
-  const named = usedIn(
-    source,
-    models.map(({ name }) => name)
-  );
-  if (named.length > 0) {
-    left = left.filter(({ name }) => named.includes(name));
+  if (left.some(({ used }) => used)) {
+    left = left.filter(({ used }) => used);
   }
   if (need.compiled && left.some(({ compiled }) => compiled)) {
     left = left.filter(({ compiled }) => compiled);

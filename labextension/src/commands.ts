@@ -19,7 +19,6 @@ import {
   restoreCell,
   stepCell,
   tuneCell,
-  usedIn,
   type ICells,
   type IDefaults,
   type INames
@@ -219,7 +218,7 @@ async function load(panel: NotebookPanel): Promise<void> {
 
 /** The names for a cell: those that the kernel has, or that the user gives. Null if there shall be no cell. */
 async function namesFor(panel: NotebookPanel, title: string, source: string, need: INeed): Promise<INames | null> {
-  const answer = await ask(panel.sessionContext);
+  const answer = await ask(panel.sessionContext, source);
   if (panel.isDisposed) {
     return null;
   }
@@ -241,7 +240,7 @@ async function namesFor(panel: NotebookPanel, title: string, source: string, nee
   }
   const named = await askNames({
     title,
-    why: why(answer, source, need),
+    why: why(answer, need),
     models: choice.models,
     model: choice.model,
     steps: need.step === null ? null : choice.steps,
@@ -261,16 +260,15 @@ async function namesFor(panel: NotebookPanel, title: string, source: string, nee
 
 const NO_STEP = 'a step: a function that runs the model once, such as lambda: model(x)';
 
-function why(answer: Answer, source: string, need: INeed): string {
+function why(answer: Answer, need: INeed): string {
   if (answer.kind !== 'found') {
     return `${answer.kind === 'unknown' ? answer.why : ''} Name what the cell shall use:`.trim();
   }
-  const models = answer.found.models.map(({ name }) => name);
-  const named = usedIn(source, models);
-  if (models.length > 1 && named.length !== 1) {
+  const { models } = answer.found;
+  if (models.length > 1 && models.filter(({ used }) => used).length !== 1) {
     return 'There is more than one model in this kernel. Which one is meant?';
   }
-  return need.step === 'needed' && answer.found.steps.length === 0
+  return need.step === 'needed' && !answer.found.steps.some(step => step.models.length > 0)
     ? `This needs ${NO_STEP}. No function here runs the model without arguments.`
     : 'Which function runs the model once?';
 }

@@ -8,10 +8,14 @@
 import type { ISessionContext } from '@jupyterlab/apputils';
 import type { Kernel } from '@jupyterlab/services';
 
+import { quoted } from './cells';
+
 export interface IFoundModel {
   name: string;
   className: string;
   compiled: boolean;
+  /** Whether the cell that was asked about uses it, itself or in a function that it calls. */
+  used: boolean;
 }
 
 export interface IFoundStep {
@@ -30,15 +34,15 @@ export interface IFound {
 export type Answer =
   { kind: 'found'; found: IFound } | { kind: 'unknown'; why: string } | { kind: 'unfit'; why: string };
 
-const EXPRESSION =
-  "__import__('nbcompile.notebook.names', fromlist=['look']).look(__import__('IPython').get_ipython())";
+// one expression, which binds no name among the user's
+const ASK = "__import__('nbcompile.notebook.names', fromlist=['names']).names";
 
 const NAME = /^[\p{L}_][\p{L}\p{N}_]*$/u;
 const PATIENCE = 3000; // milliseconds; importing nbcompile takes a tenth of that, and no torch
 const MOST = 200;
 
-/** Ask the kernel of a notebook. Never throws, and never waits for a cell to end. */
-export async function ask(session: ISessionContext, patience = PATIENCE): Promise<Answer> {
+/** Ask the kernel of a notebook, about a cell. Never throws, and never waits for a cell to end. */
+export async function ask(session: ISessionContext, cell = ''): Promise<Answer> {
   const kernel = session.session?.kernel;
   if (!kernel) {
     return { kind: 'unknown', why: 'There is no kernel.' };
@@ -47,7 +51,7 @@ export async function ask(session: ISessionContext, patience = PATIENCE): Promis
     const busy = kernel.status === 'busy';
     return { kind: 'unknown', why: busy ? 'The kernel is busy.' : 'The kernel is not ready.' };
   }
-  const content = await evaluate(kernel, patience);
+  const content = await evaluate(kernel, `${ASK}(${quoted(cell)})`);
   if (content === null) {
     return { kind: 'unknown', why: 'The kernel does not answer.' };
   }
@@ -75,12 +79,13 @@ export function read(content: Readonly<Record<string, unknown>>): Answer {
     };
   }
   const models = items(property(data, 'models')).map(item => ({
-    name: String(property(item, 'name')),
-    className: String(property(item, 'class_name')),
-    compiled: property(item, 'compiled') === true
+    name: text(item, 'name'),
+    className: text(item, 'class_name'),
+    compiled: property(item, 'compiled') === true,
+    used: property(item, 'used') === true
   }));
   const steps = items(property(data, 'steps')).map(item => ({
-    name: String(property(item, 'name')),
+    name: text(item, 'name'),
     models: items(property(item, 'models')).filter((name): name is string => typeof name === 'string')
   }));
   return {
@@ -95,13 +100,13 @@ export function read(content: Readonly<Record<string, unknown>>): Answer {
 
 async function evaluate(
   kernel: Kernel.IKernelConnection,
-  patience: number
+  expression: string
 ): Promise<Readonly<Record<string, unknown>> | null> {
   const future = kernel.requestExecute({
     code: '',
     silent: true,
     store_history: false,
-    user_expressions: { names: EXPRESSION },
+    user_expressions: { names: expression },
     allow_stdin: false,
     stop_on_error: false
   });
@@ -110,7 +115,7 @@ async function evaluate(
     const late = new Promise<null>(resolve => {
       timer = window.setTimeout(() => {
         resolve(null);
-      }, patience);
+      }, PATIENCE);
     });
     const reply = await Promise.race([future.done, late]);
     return reply === null ? null : { ...reply.content };
@@ -127,6 +132,11 @@ function property(value: unknown, name: string): unknown {
   return typeof value === 'object' && value !== null && Object.prototype.hasOwnProperty.call(value, name)
     ? (value as Record<string, unknown>)[name]
     : undefined;
+}
+
+function text(value: unknown, name: string): string {
+  const found = property(value, name);
+  return typeof found === 'string' ? found : '';
 }
 
 function items(value: unknown): unknown[] {
