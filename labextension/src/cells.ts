@@ -64,8 +64,8 @@ export function readDefaults(settings: Readonly<Record<string, unknown>>): IDefa
     const right = typeof value === 'number' && Number.isFinite(value) && value > 0;
     return right && (!whole || Number.isInteger(value)) ? value : DEFAULTS[name];
   };
-  const named = settings['strategies'];
-  const strategies = Array.isArray(named) ? STRATEGIES.filter(name => named.includes(name)) : [];
+  const named = text('strategies').split(/[\s,]+/);
+  const strategies = STRATEGIES.filter(name => named.includes(name));
   return {
     strategies: strategies.length > 0 ? strategies : DEFAULTS.strategies,
     backend: text('backend'),
