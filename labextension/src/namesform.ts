@@ -4,7 +4,7 @@
 import { Dialog, showDialog } from '@jupyterlab/apputils';
 import { Widget } from '@lumino/widgets';
 
-import { element } from './dom';
+import { html } from './dom';
 
 export interface IQuestion {
   title: string;
@@ -45,7 +45,7 @@ class NamesForm extends Widget implements Dialog.IBodyWidget<INamed> {
     super();
     forms += 1;
     this.addClass('nbcompile-Names');
-    this.node.append(element('p', '', question.why));
+    this.node.append(html('p', {}, question.why));
     this.model = this.field('Model', question.models, question.model, 'model');
     this.step =
       question.steps === null
@@ -63,24 +63,13 @@ class NamesForm extends Widget implements Dialog.IBodyWidget<INamed> {
   }
 
   private field(label: string, known: readonly string[], value: string, example: string): HTMLInputElement {
-    const input = element('input', 'jp-mod-styled');
-    input.type = 'text';
+    const input = html('input', { class: 'jp-mod-styled', type: 'text', placeholder: example, spellcheck: 'false' });
     input.value = value;
-    input.placeholder = example;
-    input.spellcheck = false;
-    const row = element('label', '', element('span', '', label), input);
+    const row = html('label', {}, html('span', {}, label), input);
     if (known.length > 0) {
-      const list = element('datalist');
-      list.id = `nbcompile-names-${forms}-${this.node.childElementCount}`;
-      list.append(
-        ...known.map(name => {
-          const option = element('option');
-          option.value = name;
-          return option;
-        })
-      );
-      input.setAttribute('list', list.id);
-      row.append(list);
+      const id = `nbcompile-names-${forms}-${this.node.childElementCount}`;
+      input.setAttribute('list', id);
+      row.append(html('datalist', { id }, ...known.map(name => html('option', { value: name }))));
     }
     this.node.append(row);
     return input;

@@ -128,7 +128,8 @@ export function steadyTimes(report: IReport): ISteady[] {
 export function payBack(report: IReport): ILine[] {
   const measured = orderedStrategies(report)
     .flatMap(([name, strategy], index) => {
-      const { coldSeconds: cold, steadySeconds: steady, breakEvenCalls } = strategy;
+      const { coldSeconds, steadySeconds: steady, breakEvenCalls } = strategy;
+      const cold = name === 'eager' ? steady : coldSeconds; // as a trial's total counts
       const even = breakEvenCalls !== null && breakEvenCalls >= 1 && breakEvenCalls <= FARTHEST ? breakEvenCalls : null;
       return cold && steady ? [{ index, name, cold, steady, even }] : [];
     })

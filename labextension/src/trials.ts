@@ -1,7 +1,7 @@
 /**
  * What a report lets one choose from, and what is best for how many calls: the arithmetic of nbcompile/report.py.
  */
-import { best, candidates, envelope, MOST_CALLS, total } from './ranking';
+import { best, candidates, envelope, MOST_CALLS, total, type IFigures } from './ranking';
 import type { Figure, IReport, IStrategy, ITrial } from './report';
 import type { Plain } from './units';
 
@@ -58,26 +58,29 @@ export function trialsOf(report: IReport): ITrial[] {
 /** The trials that can be recommended, eager first. */
 export function candidatesOf(report: IReport): ITrial[] {
   const right = trialsOf(report).filter(trial => PAY_BACK.has(trial.outcome));
-  const ranked = right.map(trial => ({ ...pick(trial.figures), trial }));
-  const eager = ranked.find(({ trial }) => trial.strategy === 'eager') ?? null;
+  const ranked = right.map(rankedAs);
+  const eager = ranked.find(({ trial }) => isEager(trial)) ?? null;
   return candidates(ranked, eager).map(({ trial }) => trial);
 }
 
 /** The setting with the least total time for so many calls. */
 export function bestOf(report: IReport, calls: number): ITrial | null {
-  const ranked = candidatesOf(report).map(trial => ({ ...pick(trial.figures), trial }));
-  return best(ranked, calls)?.trial ?? null;
+  return best(candidatesOf(report).map(rankedAs), calls)?.trial ?? null;
 }
 
 /** From how many calls on each setting is the best. */
 export function crossingsOf(report: IReport): [number, ITrial][] {
-  const ranked = candidatesOf(report).map(trial => ({ ...pick(trial.figures), trial }));
-  return envelope(ranked).map(([calls, { trial }]) => [calls, trial]);
+  return envelope(candidatesOf(report).map(rankedAs)).map(([calls, { trial }]) => [calls, trial]);
 }
 
 /** Wall time of so many calls, the first one cold. */
-export function totalSeconds(figures: IStrategy, calls: number): Figure {
-  return total(figures, calls);
+export function totalSeconds(trial: ITrial, calls: number): Figure {
+  return total(rankedAs(trial), calls);
+}
+
+/** Whether a trial is the one that compiles nothing. */
+export function isEager(trial: ITrial): boolean {
+  return trial.strategy === 'eager';
 }
 
 /** A tuning's settings: eager, the best for some number of calls, then by total time, then those without figures. */
@@ -87,7 +90,7 @@ export function orderedTrials(report: IReport): ITrial[] {
   const place = (trial: ITrial): [boolean, boolean, number] => [
     trial.name !== 'eager',
     !winners.has(trial),
-    (PAY_BACK.has(trial.outcome) ? total(trial.figures, calls) : null) ?? Infinity
+    (PAY_BACK.has(trial.outcome) ? totalSeconds(trial, calls) : null) ?? Infinity
   ];
   const placed = report.tuning.map(trial => ({ trial, at: place(trial) }));
   placed.sort(
@@ -106,9 +109,11 @@ export function orderedStrategies(report: IReport): [string, IStrategy][] {
   return [...report.strategies].sort(([a], [b]) => Number(a !== 'eager') - Number(b !== 'eager'));
 }
 
-function pick(figures: IStrategy): { coldSeconds: Figure; steadySeconds: Figure; steadySpread: Figure } {
-  const { coldSeconds, steadySeconds, steadySpread } = figures;
-  return { coldSeconds, steadySeconds, steadySpread };
+/** A trial as it is ranked: eager's first call counts as any later one, for nothing is compiled by it. */
+function rankedAs(trial: ITrial): IFigures & { trial: ITrial } {
+  const { coldSeconds, steadySeconds, steadySpread } = trial.figures;
+  const first = isEager(trial) && coldSeconds !== null ? steadySeconds : coldSeconds;
+  return { coldSeconds: first, steadySeconds, steadySpread, trial };
 }
 
 function compare(a: number, b: number): number {
