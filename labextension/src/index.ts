@@ -5,8 +5,9 @@ import type { JupyterFrontEndPlugin } from '@jupyterlab/application';
 
 import { commands } from './commands';
 import { files } from './files';
+import { marks } from './marks';
 import { renderer } from './renderer';
 
-const plugins: JupyterFrontEndPlugin<unknown>[] = [renderer, files, commands];
+const plugins: JupyterFrontEndPlugin<unknown>[] = [renderer, files, commands, marks];
 
 export default plugins;
