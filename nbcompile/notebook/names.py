@@ -1,7 +1,7 @@
 """What a front end has to know before it writes a cell: which models there are, and which functions run one once.
 
-The lab extension asks by a silent request, and only an idle kernel. The answer is read off what is there: nothing of the
-user's is run, and nothing is left behind.
+The lab extension asks by a silent request, and only an idle kernel. The answer is read off what is there: no function
+of the user's is called, and nothing is left behind.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def names(cell: str = "") -> Names:
     Args:
         cell: source that is to become a step; the models that it uses, itself or in a function that it calls, are told.
     """
-    shell: Any = get_ipython()  # type: ignore[no-untyped-call]
+    shell: Any = get_ipython()
     namespace: dict[str, Any] = shell.user_ns
     models = with_parameters(modules_in(namespace))
     # Another name for the same object is as good as the first, but the cell has one of them already.
