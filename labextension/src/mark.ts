@@ -1,11 +1,12 @@
 /**
  * The mark of one cell: how often it recompiled, and, when it is asked, why.
  *
- * It is a row at the end of the cell's own element and so goes where the cell goes: out of view in a windowed notebook,
- * to another place, away. Lab keeps the rest of the element in order without regard to what comes last.
+ * It is the last widget of the cell's own layout and so goes where the cell goes: out of view in a windowed notebook, to
+ * another place, away.
  */
 import type { CodeCell } from '@jupyterlab/cells';
 import type { IDisposable } from '@lumino/disposable';
+import { Widget, type PanelLayout } from '@lumino/widgets';
 
 import { html } from './dom';
 import { lineOf, recompilesIn, timesOf, type IReason, type IRecompiles } from './recompiles';
@@ -16,7 +17,7 @@ const EVERY = 150;
 const MOST_LINES = 5;
 
 export class CellMark implements IDisposable {
-  private node: HTMLElement | null = null;
+  private widget: Widget | null = null;
   private shown = '';
   private timer = 0;
   private disposed = false;
@@ -24,7 +25,14 @@ export class CellMark implements IDisposable {
   constructor(private readonly cell: CodeCell) {
     cell.model.outputs.changed.connect(this.changed, this);
     cell.disposed.connect(this.dispose, this);
-    this.draw();
+    if (cell.isPlaceholder()) {
+      // a cell that was never in view has no widgets yet
+      void cell.ready.then(() => {
+        this.draw();
+      });
+    } else {
+      this.draw();
+    }
   }
 
   get isDisposed(): boolean {
@@ -39,8 +47,8 @@ export class CellMark implements IDisposable {
     window.clearTimeout(this.timer);
     this.cell.disposed.disconnect(this.dispose, this);
     this.cell.model?.outputs?.changed.disconnect(this.changed, this); // a cell that is disposed has no model
-    this.node?.remove();
-    this.node = null;
+    this.widget?.dispose();
+    this.widget = null;
   }
 
   private changed(): void {
@@ -56,6 +64,9 @@ export class CellMark implements IDisposable {
   private draw(): void {
     window.clearTimeout(this.timer);
     this.timer = 0;
+    if (this.disposed || this.cell.isPlaceholder()) {
+      return;
+    }
     const { outputs } = this.cell.model;
     const found = recompilesIn(Array.from({ length: outputs.length }, (_, index) => outputs.get(index)));
     const shown = found === null ? '' : JSON.stringify(found);
@@ -63,11 +74,11 @@ export class CellMark implements IDisposable {
       return; // a mark that is open stays so
     }
     this.shown = shown;
-    const open = this.node?.querySelector('button')?.getAttribute('aria-expanded') === 'true';
-    this.node?.remove();
-    this.node = found === null ? null : markOf(found, open);
-    if (this.node !== null) {
-      this.cell.node.append(this.node);
+    const open = this.widget?.node.querySelector('button')?.getAttribute('aria-expanded') === 'true';
+    this.widget?.dispose();
+    this.widget = found === null ? null : new Widget({ node: markOf(found, open) });
+    if (this.widget !== null) {
+      (this.cell.layout as PanelLayout).addWidget(this.widget);
     }
   }
 }
