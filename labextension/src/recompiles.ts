@@ -76,7 +76,7 @@ export function recompilesIn(outputs: readonly IOutputLike[]): IRecompiles | nul
       blocks: blocksOf([...blocks]),
       times: often,
       reason: clean(again.reason) || clean(again.guard) || 'the compiler gave no reason',
-      change: again.old || again.new ? `${clean(again.old, 120) || '?'} → ${clean(again.new, 120) || '?'}` : '',
+      change: changeOf(again),
       remedy: clean(again.remedy),
       caller: clean(again.caller, 120)
     }));
@@ -90,7 +90,7 @@ export function timesOf({ times }: IRecompiles): string {
 
 /** A reason in one line. */
 export function lineOf({ region, reason, change }: IReason): string {
-  return `${region}: ${reason}${change && !reason.includes(change) ? ` (${change})` : ''}`;
+  return `${region}: ${reason}${change ? ` (${change})` : ''}`;
 }
 
 function reportsOf({ data, metadata }: IOutputLike): IReport[] {
@@ -99,6 +99,13 @@ function reportsOf({ data, metadata }: IOutputLike): IReport[] {
     const report = found === undefined ? undefined : readReport(found).report;
     return report === undefined ? [] : [report];
   });
+}
+
+/** What varied, unless the reason tells it already. */
+function changeOf(again: IRecompile): string {
+  const [old, met] = [clean(again.old, 120), clean(again.new, 120)];
+  const told = again.reason.includes(`from ${old} to ${met}`);
+  return (old || met) && !told ? `${old || '?'} → ${met || '?'}` : '';
 }
 
 function blocksOf(blocks: readonly string[]): string {

@@ -48,6 +48,9 @@ test('recompiles with one reason are one entry, in data and in metadata', () => 
     ]
   );
   assert.equal(found.reasons.map(lineOf)[0], 'layers: x has another size (2 → 3)');
+  // AND what the reason says already is not said twice
+  const said = recompilesIn([output(report(again('layers.0', { reason: 'size changed from 2 to 3' })))]);
+  assert.equal(said?.reasons[0]?.change, '');
 });
 
 test('what two reports in one cell both tell counts once', () => {

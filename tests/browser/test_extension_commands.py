@@ -92,6 +92,7 @@ def shoot(lab: Lab, name: str) -> None:
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     for theme in ("dark", "light"):
         lab.theme(theme)
+        lab.page.locator("#jupyterlab-splash").wait_for(state="detached")  # it fades over the page at each change
         lab.page.screenshot(path=SCREENSHOTS / f"{name}-{theme}.png")
 
 
@@ -183,10 +184,10 @@ def test_commands_are_in_the_menu_and_the_palette(lab_with_extension: Lab) -> No
     lab.page.keyboard.press("Escape")
     lab.page.keyboard.press("Escape")
     # AND WHEN the palette is opened THEN they are there in their own group
-    lab.page.evaluate("() => { window.jupyterapp.commands.execute('apputils:activate-command-palette'); }")
+    execute(lab, "apputils:activate-command-palette")
     lab.page.locator(".lm-CommandPalette-input").fill("nbcompile insert")
     lab.page.locator(".lm-CommandPalette-item[data-command='nbcompile:insert-tune']").wait_for()
-    shoot(lab, "commands-palette")
+    lab.page.screenshot(path=SCREENSHOTS / "commands-palette.png")  # a change of the theme closes it
 
 
 def test_without_a_model_it_is_said_what_is_needed(lab_with_extension: Lab) -> None:
