@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow]
 
 TRACKER = "@jupyterlab/notebook-extension/tracker"
 
-#: Whether each cell has one mark if it has an output, and none if it has not: for notebooks whose outputs all recompiled.
+#: Whether each cell with an output has one mark and no other has any: for notebooks whose outputs all recompiled.
 RIGHT = """() => window.jupyterapp.shell.currentWidget.content.widgets.every(
     cell => cell.node.querySelectorAll('.nbcompile-Mark').length === (cell.model.outputs.length > 0 ? 1 : 0)
 )"""
