@@ -39,6 +39,7 @@ const ASK = "__import__('nbcompile.notebook.names', fromlist=['names']).names";
 
 const NAME = /^[\p{L}_][\p{L}\p{N}_]*$/u;
 const PATIENCE = 3000; // milliseconds; importing nbcompile takes a tenth of that, and no torch
+const MOMENT = 600;
 const MOST = 200;
 
 /** Ask the kernel of a notebook, about a cell. Never throws, and never waits for a cell to end. */
@@ -47,7 +48,7 @@ export async function ask(session: ISessionContext, cell = ''): Promise<Answer> 
   if (!kernel) {
     return { kind: 'unknown', why: 'There is no kernel.' };
   }
-  if (kernel.connectionStatus !== 'connected' || kernel.status !== 'idle') {
+  if (kernel.connectionStatus !== 'connected' || !(await idle(kernel))) {
     const busy = kernel.status === 'busy';
     return { kind: 'unknown', why: busy ? 'The kernel is busy.' : 'The kernel is not ready.' };
   }
@@ -96,6 +97,14 @@ export function read(content: Readonly<Record<string, unknown>>): Answer {
       steps: steps.filter(({ name }) => NAME.test(name))
     }
   };
+}
+
+/** Whether a kernel is idle, or soon: each message of a side bar makes it busy for a moment. */
+async function idle(kernel: Kernel.IKernelConnection): Promise<boolean> {
+  for (let waited = 0; kernel.status === 'busy' && waited < MOMENT; waited += 20) {
+    await new Promise(resolve => window.setTimeout(resolve, 20));
+  }
+  return kernel.status === 'idle';
 }
 
 async function evaluate(
