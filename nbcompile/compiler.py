@@ -127,6 +127,11 @@ class Compilation:
         events.collect()
         return describe.report(self)
 
+    def compiles(self) -> int:
+        """Number of compiles so far, forward, backward and failed ones."""
+        events.collect()
+        return sum(len(variant.log.compiles) for variant in all_variants([*self.groups, *self.rest_groups]))
+
     def graphs(self) -> int:
         """Number of forward graphs made so far."""
         events.collect()
@@ -317,6 +322,11 @@ def current(model: nn.Module) -> Compilation | None:
     """The compilation of a model, if it has one."""
     compilation = _compilations.get(id(model))
     return compilation if compilation is not None and compilation.model() is model else None
+
+
+def compilations() -> list[Compilation]:
+    """The compilations of all models that have one."""
+    return [compilation for compilation in _compilations.values() if compilation.model() is not None]
 
 
 def latest() -> Compilation | None:

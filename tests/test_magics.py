@@ -506,7 +506,7 @@ def test_unknown_command(run: Any) -> None:
     # GIVEN a command that does not exist WHEN it is run THEN those that exist are named
     message = usage_error(run("%nbcompile paln model"))
     assert "'paln'" in message
-    assert "plan, report, restore, doctor" in message
+    assert "plan, report, restore, marks, doctor" in message
 
 
 def test_plan(run: Any, shell: InteractiveShell) -> None:

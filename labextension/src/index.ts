@@ -3,12 +3,14 @@
  */
 import type { JupyterFrontEndPlugin } from '@jupyterlab/application';
 
+import { commands } from './commands';
 import { current } from './current';
 import { files } from './files';
+import { marks } from './marks';
 import { renderer } from './renderer';
 import { sidebar } from './sidebar';
 import { status } from './status';
 
-const plugins: JupyterFrontEndPlugin<unknown>[] = [renderer, files, current, status, sidebar];
+const plugins: JupyterFrontEndPlugin<unknown>[] = [renderer, files, commands, marks, current, status, sidebar];
 
 export default plugins;

@@ -165,13 +165,18 @@ class Live:
 _REPORT = "nbcompile.report", "Report"
 
 
-def install(shell: Any) -> None:
-    """Watch all work of this process that is given no ``progress``, if ``shell`` is a kernel's."""
+def install(shell: Any) -> Callable[[], bool]:
+    """Watch all work of this process that is given no ``progress``, if ``shell`` is a kernel's.
+
+    Returns:
+        Tells whether the running cell shows a report.
+    """
     if getattr(shell.display_pub, "pub_socket", None) is None:
-        return
+        return lambda: False
     on_display = _OnDisplay(shell)
     shell.display_formatter.mimebundle_formatter.for_type_by_name(*_REPORT, on_display.bundle)
     progress.install(lambda: _onlooker(shell, on_display))
+    return on_display.shows_report
 
 
 def uninstall(shell: Any) -> None:
@@ -207,6 +212,7 @@ class _OnDisplay:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._cell = ""
+        self._formatted_in = ""
         self._report: Callable[[], Report | None] = lambda: None
 
     def note(self, report: Report) -> None:
@@ -214,9 +220,14 @@ class _OnDisplay:
 
     def bundle(self, report: Report) -> dict[str, Any]:
         """The data for IPython; none for a report that is on display: then only its short text is shown."""
-        if report is self._report() and self._cell == self._running():
+        self._formatted_in = self._running()
+        if report is self._report() and self._cell == self._formatted_in:
             return {}
         return report._repr_mimebundle_()
+
+    def shows_report(self) -> bool:
+        """Whether the running cell shows a report."""
+        return self._formatted_in == self._running()
 
     def _running(self) -> str:
         return str(self._shell.get_parent().get("header", {}).get("msg_id", ""))

@@ -112,7 +112,7 @@ def model_in_body(names: Iterable[str], namespace: dict[str, Any], usage: str) -
         UsageError: the body reads no model, or more than one; ``usage`` is what to write instead, ending in MODEL.
     """
     found = modules_in(namespace, names)
-    candidates = _with_parameters(found)
+    candidates = with_parameters(found)
     if len(candidates) == 1:
         return next(iter(candidates.values()))
     if not found:
@@ -132,7 +132,7 @@ def only_model(namespace: dict[str, Any], usage: str, *, prefer: Callable[[Modul
     Raises:
         UsageError: there is no model, or more than one; ``usage`` is what to write instead.
     """
-    candidates = _with_parameters(modules_in(namespace))
+    candidates = with_parameters(modules_in(namespace))
     if prefer is not None:
         candidates = {name: model for name, model in candidates.items() if prefer(model)} or candidates
     if len(candidates) == 1:
@@ -149,7 +149,8 @@ def unquote(word: str) -> str:
     return word
 
 
-def _with_parameters(modules: dict[str, Module]) -> dict[str, Module]:
+def with_parameters(modules: dict[str, Module]) -> dict[str, Module]:
+    """Those that hold parameters, if any does: a loss function or an activation is seldom the model that is meant."""
     # next() instead of counting: a large model has thousands of parameters
     weighty = {name: module for name, module in modules.items() if next(module.parameters(), None) is not None}
     return weighty or modules

@@ -20,6 +20,7 @@ from ..errors import NbcompileError, UsageError
 from ..interrupts import delivered_safely
 from ..ongoing import working
 from . import bridge, live
+from .again import Again
 from .choices import DYNAMIC
 from .live import Live
 from .lookup import evaluate_model, evaluate_step, is_compiled, model_in_body, only_model, unquote
@@ -36,6 +37,7 @@ _COMMANDS = {
     "plan": "which parts of the model would be compiled, and why; compiles nothing",
     "report": "what compiled so far, how long it took, why again, what fell back to eager",
     "restore": "make the model as if it had never been compiled",
+    "marks": "on or off: let each cell in which a model is compiled again say so, and why",
     "doctor": "check what compiling needs: torch, the compiler, the cache, packages",
 }
 
@@ -59,6 +61,7 @@ class NbcompileMagics(Magics):
     """The magics of this package. ``%%compile_regional?``, ``%%tune?`` and ``%nbcompile?`` show their manuals."""
 
     shell: Any  # IPython declares it optional; a registered magic always has one
+    again: Again  # set by load()
 
     @no_var_expand
     @cell_magic
@@ -294,7 +297,7 @@ class NbcompileMagics(Magics):
         nargs="?",
         metavar="MODEL",
         help="""A variable or an expression that gives a torch.nn.Module. Left out: the only model there is; for report
-        and restore, the only one that was compiled.""",
+        and restore, the only one that was compiled. For marks: on or off.""",
     )
     @argument(
         "--rest",
@@ -316,6 +319,7 @@ class NbcompileMagics(Magics):
         %nbcompile report MODEL     what compiled so far, and how it ran
         %nbcompile panel MODEL STEP controls for all of it
         %nbcompile restore MODEL    as if never compiled
+        %nbcompile marks on         let cells in which a model is compiled again say so; off: no longer
         %nbcompile doctor           check what compiling needs
         """
         with _plain_errors():
@@ -354,6 +358,12 @@ class NbcompileMagics(Magics):
         restore(model)
         print(f"{type(model).__name__} runs uncompiled again")
 
+    def _marks(self, args: argparse.Namespace) -> None:
+        if args.model not in ("on", "off"):
+            said = "nothing" if args.model is None else repr(args.model)
+            raise UsageError(f"marks takes on or off, not {said}: %nbcompile marks on")
+        self.again.switch(args.model == "on")
+
     def _doctor(self, args: argparse.Namespace) -> None:
         from ..doctor import examine
 
@@ -375,8 +385,9 @@ class NbcompileMagics(Magics):
 
 def load(shell: Any) -> None:
     """Register the magics with ``shell``; in a kernel, begin what the first compile would wait for."""
-    shell.register_magics(NbcompileMagics)
-    live.install(shell)
+    magics = NbcompileMagics(shell)
+    magics.again = Again(shell, live.install(shell))
+    shell.register_magics(magics)
     bridge.load(shell)
     if getattr(shell, "kernel", None) is not None and not warmup.switched_off():
         with contextlib.suppress(NbcompileError):  # what is wrong with the cache folder, the first compile says
@@ -389,6 +400,8 @@ def unload(shell: Any) -> None:
     live.uninstall(shell)
     manager = shell.magics_manager
     instance = manager.registry.pop(NbcompileMagics.__name__, None)
+    if isinstance(instance, NbcompileMagics):
+        instance.again.switch(False)
     for kind, names in NbcompileMagics.magics.items():
         for name in names:
             if getattr(manager.magics[kind].get(name), "__self__", None) is instance:

@@ -43,7 +43,7 @@ class Step:
         if not tree.body:
             raise UsageError("the cell's body is empty: write the lines that call the model below the first line")
         _refuse_await(tree)
-        self.names = _names_read(tree)
+        self.names = names_read(tree)
         self._code: CodeType = shell.compile(
             ast.fix_missing_locations(_RecordValues().visit(tree)), self.filename, "exec"
         )
@@ -125,7 +125,8 @@ def _with_own_line_numbers(body: str, transformed: str) -> str:
     return "# %%compile_regional\n" + "\n" * empty + transformed
 
 
-def _names_read(tree: ast.AST) -> list[str]:
+def names_read(tree: ast.AST) -> list[str]:
+    """The plain names that code reads, each once, in the order in which they appear."""
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
     names.sort(key=lambda node: (node.lineno, node.col_offset))
     return list(dict.fromkeys(node.id for node in names))
