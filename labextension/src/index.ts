@@ -3,9 +3,10 @@
  */
 import type { JupyterFrontEndPlugin } from '@jupyterlab/application';
 
+import { compare } from './compare';
 import { files } from './files';
 import { renderer } from './renderer';
 
-const plugins: JupyterFrontEndPlugin<unknown>[] = [renderer, files];
+const plugins: JupyterFrontEndPlugin<unknown>[] = [renderer, files, compare];
 
 export default plugins;
