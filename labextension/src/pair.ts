@@ -54,6 +54,12 @@ export interface IRegionPair extends ITimePair {
   counts: string[];
 }
 
+/** Rows of which only those that are shown are put into words: there may be many thousands. */
+export interface IRows<T> {
+  length: number;
+  first: (most: number) => T[];
+}
+
 /** Something that is not the same in both runs. */
 export interface IFact {
   about: string;
@@ -67,8 +73,8 @@ export interface IPair {
   cautions: string[];
   facts: IFact[];
   strategies: IStrategyPair[];
-  times: ITimePair[];
-  regions: IRegionPair[];
+  times: IRows<ITimePair>;
+  regions: IRows<IRegionPair>;
 }
 
 /** How the two reports are called in sentences and at the heads of columns. */
@@ -272,7 +278,7 @@ function steadyPair([left, right]: Side<IStrategy>): IFigurePair {
   return pair;
 }
 
-function timePairs(left: IReport, right: IReport): ITimePair[] {
+function timePairs(left: IReport, right: IReport): IRows<ITimePair> {
   const times = (report: IReport): { strategy: string; path: string; className: string; seconds: Figure }[] =>
     strategiesOf(report).flatMap(([strategy, { regions }]) => regions.map(region => ({ strategy, ...region })));
   const pairs = matched(
@@ -281,39 +287,47 @@ function timePairs(left: IReport, right: IReport): ITimePair[] {
     ({ strategy, path, className }) => JSON.stringify([strategy, path, className]),
     ({ strategy, path }) => JSON.stringify([strategy, path])
   );
-  return largestFirst(pairs, time => time.seconds).map(([a, b]) => ({
-    strategy: clean((a ?? b)?.strategy ?? '', 80) || '(no name)',
-    ...placeOf(a, b, '(whole model)'),
-    time: figurePair({ ...COLD, name: 'compile time' }, a?.seconds ?? null, b?.seconds ?? null)
-  }));
+  return largestFirst(
+    pairs,
+    time => time.seconds,
+    ([a, b]) => ({
+      strategy: clean((a ?? b)?.strategy ?? '', 80) || '(no name)',
+      ...placeOf(a, b, '(whole model)'),
+      time: figurePair({ ...COLD, name: 'compile time' }, a?.seconds ?? null, b?.seconds ?? null)
+    })
+  );
 }
 
-function regionPairs(left: IReport, right: IReport): IRegionPair[] {
+function regionPairs(left: IReport, right: IReport): IRows<IRegionPair> {
   const pairs = matched(
     regionsOf(left),
     regionsOf(right),
     ({ path, className }) => JSON.stringify([path, className]),
     ({ path }) => path
   );
-  return largestFirst(pairs, region => region.compileSeconds).map(([a, b]) => {
-    const counts = (of: (region: IRegion) => Figure): string => {
-      const [one, other] = [count(a && of(a)), count(b && of(b))];
-      return a === null || one === other ? other : b === null ? one : `${one} → ${other}`;
-    };
-    return {
-      strategy: '',
-      ...placeOf(a, b, '(model)'),
-      time: figurePair({ ...COLD, name: 'compile time' }, a?.compileSeconds ?? null, b?.compileSeconds ?? null),
-      counts: [
-        counts(region => region.instances),
-        counts(region => region.compiled),
-        counts(region => region.eager),
-        counts(region => region.graphs),
-        counts(region => region.recompiles),
-        counts(region => region.graphBreaks)
-      ]
-    };
-  });
+  return largestFirst(
+    pairs,
+    region => region.compileSeconds,
+    ([a, b]) => {
+      const counts = (of: (region: IRegion) => Figure): string => {
+        const [one, other] = [count(a && of(a)), count(b && of(b))];
+        return a === null || one === other ? other : b === null ? one : `${one} → ${other}`;
+      };
+      return {
+        strategy: '',
+        ...placeOf(a, b, '(model)'),
+        time: figurePair({ ...COLD, name: 'compile time' }, a?.compileSeconds ?? null, b?.compileSeconds ?? null),
+        counts: [
+          counts(region => region.instances),
+          counts(region => region.compiled),
+          counts(region => region.eager),
+          counts(region => region.graphs),
+          counts(region => region.recompiles),
+          counts(region => region.graphBreaks)
+        ]
+      };
+    }
+  );
 }
 
 interface IPlace {
@@ -397,10 +411,11 @@ function matched<T>(left: readonly T[], right: readonly T[], ...keys: ((item: T)
 }
 
 /** Sorted by how much time a change has won or cost; what is not known in either comes last. */
-function largestFirst<T>(pairs: readonly Side<T>[], of: (item: T) => Figure): readonly Side<T>[] {
+function largestFirst<T, R>(pairs: readonly Side<T>[], of: (item: T) => Figure, row: (pair: Side<T>) => R): IRows<R> {
   const placed = pairs.map(pair => {
     const [a, b] = [pair[0] && of(pair[0]), pair[1] && of(pair[1])];
     return { pair, size: a === null && b === null ? -1 : Math.abs((b ?? 0) - (a ?? 0)) };
   });
-  return placed.sort((a, b) => b.size - a.size).map(({ pair }) => pair);
+  placed.sort((a, b) => b.size - a.size);
+  return { length: placed.length, first: most => placed.slice(0, most).map(({ pair }) => row(pair)) };
 }

@@ -62,14 +62,14 @@ export function drawPair(sides: readonly [ISide, ISide], pair: IPair, rows: Pair
       'times',
       'Compile time by strategy and region, the largest difference first',
       ['strategy', 'region', 'class', ...PAIR_HEADERS],
-      times.slice(0, rows.times).map(time => html('tr', {}, ...texts([time.strategy]), ...drawPlace(time))),
+      times.first(rows.times).map(time => html('tr', {}, ...texts([time.strategy]), ...drawPlace(time))),
       moreOf('times', times.length, rows.times)
     ),
     drawTable(
       'regions',
       'Regions, the largest difference of compile time first',
       ['path', 'class', ...PAIR_HEADERS, ...COUNTS],
-      regions.slice(0, rows.regions).map(region => html('tr', {}, ...drawPlace(region), ...drawCounts(region))),
+      regions.first(rows.regions).map(region => html('tr', {}, ...drawPlace(region), ...drawCounts(region))),
       moreOf('regions', regions.length, rows.regions)
     )
   ];
