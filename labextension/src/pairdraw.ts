@@ -94,6 +94,7 @@ function drawPlace({ path, className, time, only }: ITimePair): HTMLElement[] {
 
 function drawFigure({ left, right, ratio, change, verdict }: IFigurePair, only = ''): HTMLElement[] {
   const number = { class: 'nbcompile-number' };
+  const kind = verdict || (change === 'equal' ? 'equal' : '');
   const mark = verdict === 'better' ? '▲ ' : verdict === 'worse' ? '▼ ' : '';
   return [
     html('td', number, left),
@@ -101,7 +102,7 @@ function drawFigure({ left, right, ratio, change, verdict }: IFigurePair, only =
     html('td', number, ratio),
     html(
       'td',
-      { class: `nbcompile-change${verdict ? ` nbcompile-${verdict}` : ''}` },
+      { class: `nbcompile-change${kind ? ` nbcompile-${kind}` : ''}` },
       mark ? html('span', { 'aria-hidden': 'true' }, mark) : null,
       only || change
     )
