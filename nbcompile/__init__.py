@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .report import Report as Report
     from .report import load_report as load_report
     from .tune import tune as tune
+    from .warmup import warm_up as warm_up
 
 __version__ = "0.1.0"
 
@@ -58,6 +59,7 @@ _MODULE_OF = {
     "report": "compiler",
     "restore": "compiler",
     "tune": "tune",
+    "warm_up": "warmup",
 }
 
 #: Modules that import torch's compiler, which needs a cache folder that it can use.

@@ -18,7 +18,7 @@ from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException, TorchRuntimeError
 
 from . import causes, events, explain
-from .errors import CompilationError
+from .errors import CompilationError, leave_out_compiler
 from .integrations import transformers
 from .variants import Circumstances, Group, Variant
 from .variants import call as _call
@@ -211,6 +211,9 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
             variant.broken = True
             variant.note_failure(error)
             return result
+        except KeyboardInterrupt as interrupt:
+            leave_out_compiler(interrupt)
+            raise
         finally:
             if frames_seen() != frames:  # an exception came out of a compile
                 region.after_compile(variant, args, kwargs)

@@ -72,7 +72,7 @@ def compare(
     if plugin is None:
         plugin = TorchDynamoPlugin(backend=backend, mode=mode, fullgraph=fullgraph, dynamic=dynamic, options=options)
     plans = {"regional": plan_regions(model, rest=rest, regions=regions)} if "regional" in strategies else {}
-    with watched(progress) as tell, put_back(model) as outcome:
+    with watched(progress, "compare") as tell, put_back(model) as outcome:
         comparison = Measurement(model, step, tell)
         comparison.reference()
         if any(name != "eager" for name in strategies):
@@ -171,7 +171,7 @@ class Measurement:
         self._expected: Any = None
         self._drifting: set[str] = set()
         self._rounding: float | None = None
-        if self.tell.watched:
+        if self.tell.seen:
             self.tell.known(describe.new_report(model), self.figures)
 
     def reference(self) -> None:
@@ -220,7 +220,7 @@ class Measurement:
         """Compile with an empty cache, and hold the result against eager's."""
         self.tell(f"{name}: cold start (compiling)")
         figures = self.figures[name] = Strategy()
-        if self.tell.watched:
+        if self.tell.seen:
             self.tell.compiling(describe.compiling(compilation))
         compilation.install()
         try:

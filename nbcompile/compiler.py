@@ -15,6 +15,7 @@ calling ``block.compile()`` on each block is what lies behind the slot, see :mod
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,7 @@ from .errors import UsageError
 from .plugin import Backend, TorchDynamoPlugin
 from .regions import RegionPlan, check_model, class_name, plan_regions
 from .report import Report, Strategy
-from .variants import Group, all_variants
+from .variants import Group, all_variants, call
 
 #: The attribute of a module in which it looks for its compiled call.
 SLOT = "_compiled_call_impl"
@@ -56,6 +57,8 @@ class Compilation:
         self.groups: list[Group] = []
         self.rest_groups: list[Group] = []
         self._identity = object()
+        # for another thread that looks on: the call of a block that the thread which compiles is in
+        self.thread, self.call = threading.get_ident(), vars(call)
         self.strategies: dict[str, Strategy] = {}  # what a comparison measured that left this compilation on the model
         if plan is None:
             self._add(self.groups, "", [""])
@@ -314,6 +317,11 @@ def current(model: nn.Module) -> Compilation | None:
     """The compilation of a model, if it has one."""
     compilation = _compilations.get(id(model))
     return compilation if compilation is not None and compilation.model() is model else None
+
+
+def latest() -> Compilation | None:
+    """The compilation that was put to work last, of those that are on a model still."""
+    return next(reversed(list(_compilations.values())), None)
 
 
 def adopt(model: nn.Module, compilation: Compilation) -> None:

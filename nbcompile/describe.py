@@ -15,8 +15,9 @@ from torch import nn
 from . import __version__, explain
 from .border import Region
 from .causes import Cause
+from .events import Compile
 from .plugin import TorchDynamoPlugin, backend_name
-from .progress import Compiling
+from .progress import Compiling, Tally
 from .regions import class_name, structure
 from .report import Event, GraphBreak, Recompile, RegionTime, Report, Rest
 from .report import Group as GroupReport
@@ -142,13 +143,29 @@ def compiling(compilation: Compilation) -> Compiling:
     facts["torch"], facts["threads"] = str(torch.__version__), torch.get_num_threads()
     return Compiling(
         strategy=compilation.strategy,
+        settings=compilation.plugin.to_dict(),
         signature=repr(sorted((name, str(value)) for name, value in facts.items())),
         regions={
             region.path: (group.path or WHOLE_MODEL, group.class_name) for group in groups for region in group.regions
         },
         graphs=graphs,
         times=lambda: [region_time(group) for group in groups if any(v.log.compiles for v in group.variants)],
+        tally=lambda: tally(compilation),
         call=vars(call),  # the dictionary of this thread, which the other one has no other way to
+    )
+
+
+def tally(compilation: Compilation) -> Tally:
+    """How the regions have run so far, from plain data alone: for another thread while this one compiles."""
+    groups = [*compilation.groups, *compilation.rest_groups]
+    ran = Counter(region.compiled for group in groups for region in list(group.regions))
+    compiles = [done for group in groups for variant in list(group.variants) for done in list(variant.log.compiles)]
+    return Tally(
+        compiled=ran[True],
+        eager=ran[False],
+        pending=ran[None],
+        seconds=sum(done.seconds for done in compiles),
+        recompiles=sum(map(_is_recompile, compiles)),
     )
 
 
@@ -196,12 +213,16 @@ def _variant(variant: Variant, name: str, forward: Any) -> VariantReport:
 def _recompiles(variant: Variant, forward: Any) -> list[Recompile]:
     found = []
     for done in variant.log.compiles:
-        # behind a graph break, code is found that another compilation of the same class left: no guard of ours failed
-        if done.recompile_reason and done.forward and "BACKEND_MATCH" not in done.recompile_reason:
+        if _is_recompile(done):
             cause = done.cause or Cause(explain.guard(done.recompile_reason, forward))
             seconds = None if done.hit_limit else done.seconds
             found.append(Recompile(block=done.block, guard=done.recompile_reason, seconds=seconds, **vars(cause)))
     return found
+
+
+def _is_recompile(done: Compile) -> bool:
+    # behind a graph break, code is found that another compilation of the same class left: no guard of ours failed
+    return bool(done.recompile_reason) and done.forward and "BACKEND_MATCH" not in done.recompile_reason
 
 
 def _breaks(variants: Sequence[Variant]) -> list[GraphBreak]:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import cache
+from . import cache, warmup
 from .cache import cache_folder
 from .render.units import size as readable_size
 
@@ -102,7 +102,7 @@ def examine() -> Diagnosis:
         checks = [check_python(), check_torch()]
         if "torch" in sys.modules:  # else its import failed, and nothing can be asked of it
             checks += [check_torch_compile(), check_device()]
-        checks += [check_cxx(), check_triton(), found_cache]
+        checks += [check_cxx(), check_triton(), found_cache, check_start_up()]
     checks += [check_package(name, purpose) for name, purpose in _PACKAGES.items()]
     return Diagnosis((*checks, check_lab_extension()))
 
@@ -222,6 +222,15 @@ def check_cache(folder: Path | None = None) -> Check:
     if wrong:
         return Check("cache", False, f"{found}; it {wrong}", cache.REMEDY)
     return Check("cache", True, found)
+
+
+def check_start_up() -> Check:
+    """The compiler's start-up ahead of time: how it goes, in the process that asks."""
+    begun = warmup.latest()
+    if begun is None:
+        why = f"switched off by {warmup.SWITCH}" if warmup.switched_off() else "not begun in this process"
+        return Check("start-up ahead", None, f"{why}; the first compile does it itself")
+    return Check("start-up ahead", None, str(begun))
 
 
 def check_package(name: str, purpose: str) -> Check:

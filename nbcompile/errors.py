@@ -1,5 +1,13 @@
 """The errors and warnings a user of this package can meet."""
 
+from __future__ import annotations
+
+from types import TracebackType
+
+#: Folders of torch's compiler, and the file in which each of its compiles begins.
+_COMPILER = ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/")
+_BEGINNING = "/torch/_dynamo/convert_frame.py"
+
 
 class NbcompileError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -26,3 +34,32 @@ class ReportError(NbcompileError, ValueError):
 
 class CompilationWarning(UserWarning):
     """A region runs uncompiled, or its compilation cost more than it had to; the message says which and why."""
+
+
+def leave_out_compiler(interrupt: KeyboardInterrupt) -> None:
+    """Cut an interrupt's traceback where it goes into a compile.
+
+    That is forty frames and more of torch's own, of which none says anything to the user, and a notebook takes seconds
+    to print them: the cell would seem to go on. Code of the user's that such frames call is no compile, and stays.
+    """
+    part = interrupt.__traceback__
+    while part is not None and part.tb_next is not None:
+        if _file(part.tb_next).startswith(_COMPILER) and _compiles(part.tb_next):
+            part.tb_next = None
+            interrupt.add_note("It came while the compiler worked; the compiler's own lines are left out here.")
+            return
+        part = part.tb_next
+
+
+def _compiles(traceback: TracebackType | None) -> bool:
+    while traceback is not None:
+        if _file(traceback) == _BEGINNING:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _file(traceback: TracebackType) -> str:
+    """The file of a frame, from torch's folder on; ``""`` outside of torch."""
+    _, torch, inside = traceback.tb_frame.f_code.co_filename.replace("\\", "/").rpartition("/torch/")
+    return torch + inside

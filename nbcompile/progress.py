@@ -24,6 +24,7 @@ from statistics import median
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from . import ongoing
 from .cache import cache_folder
 from .report import RegionTime, Report, Snapshot, Strategy, write_file
 
@@ -36,25 +37,47 @@ Onlooker = Callable[[], AbstractContextManager["Progress"]]
 _onlooker: Onlooker | None = None
 
 
+class Tally(NamedTuple):
+    """How the regions of a compilation have run so far.
+
+    Attributes:
+        compiled: how many ran compiled when they were called last.
+        eager: how many did not.
+        pending: how many were never called.
+        seconds: what the compiler took for them.
+        recompiles: how often it had to compile once more what it had compiled.
+    """
+
+    compiled: int
+    eager: int
+    pending: int
+    seconds: float
+    recompiles: int
+
+
 @dataclass
 class Compiling:
     """What there is to see of a compile while it goes on.
 
     Attributes:
         strategy: the strategy whose cold start it is.
+        settings: backend, mode and whatever else was chosen.
         signature: what its duration depends on: model, settings, versions.
         regions: by path of a block the region that it counts to, and its class.
         graphs: number of forward graphs that will be made at the least.
         times: what the compiler has recorded so far, region by region. Must not call torch.
+        tally: how its regions have run so far. Must not call torch.
         call: the block that the compiling thread is in: a mapping that holds its path as ``"block"``.
         thread: the compiling thread.
     """
 
     strategy: str
+    settings: Mapping[str, Any]
     signature: str
     regions: Mapping[str, tuple[str, str]]
     graphs: int
     times: Callable[[], list[RegionTime]]
+    tally: Callable[[], Tally]
     call: Mapping[str, Any]
     thread: int = field(default_factory=threading.get_ident)
 
@@ -62,11 +85,12 @@ class Compiling:
 class Progress:
     """What a long piece of work tells about itself. Calling it with a line of text begins a new stage.
 
-    The methods above ``look`` are for the work, in its own thread; ``look`` is for one onlooker, in any thread.
+    The methods above ``glance`` are for the work, in its own thread. ``glance`` is for anyone in any thread, ``look``
+    for one onlooker that holds ``lock``.
 
     Attributes:
         lock: held by the onlooker while it looks and draws, and by the work while it must not be disturbed.
-        watched: whether anyone looks on; if not, nothing need be prepared for it.
+        watched: whether an onlooker of its own looks on.
         result: what came of the work, once it is done.
     """
 
@@ -143,36 +167,57 @@ class Progress:
         """Whether rounds are being timed."""
         return self._rounds is not None
 
+    @property
+    def seen(self) -> bool:
+        """Whether anyone may look: its own onlooker, or whoever looks at all the work of this process."""
+        return self.watched or ongoing.listened()
+
+    @property
+    def compile_underway(self) -> Compiling | None:
+        """The cold start that the present stage is, if it is one."""
+        return self._compiling
+
+    def glance(self) -> Snapshot:
+        """Where the work stands. It takes no lock and leaves no trace: for anyone, also while rounds are timed."""
+        return self._glance(self._compiling, time.perf_counter())
+
     def look(self) -> Report:
         """The report so far, with a snapshot of where the work stands in it."""
         now = time.perf_counter()
-        about = self._compiling
+        about, samples = self._compiling, self._samples  # the work may go on to another stage meanwhile
         strategies = {name: copy.copy(figures) for name, figures in dict(self._figures).items()}
-        snapshot = Snapshot(stage=self._stage, elapsed_seconds=now - self._began)
+        snapshot = self._glance(about, now)
         if about is not None:
-            self._look_at_compile(about, snapshot, strategies, now)
+            times = about.times()
+            path, class_name = about.regions.get(about.call.get("block", ""), ("", ""))
+            samples.add(path, snapshot.phase, now, times)
+            figures = strategies.get(about.strategy)
+            if figures is not None and not figures.regions:
+                figures.regions = samples.added_to(times, class_name)
         elif (rounds := self._rounds) is not None:
-            snapshot.done, snapshot.expected, snapshot.unit = rounds.done, rounds.of, "rounds"
-            if rounds.done:
-                snapshot.remaining_seconds = (now - self._began) / rounds.done * (rounds.of - rounds.done)
             for name, seconds in rounds.timed.items():
                 if seconds and name in strategies and strategies[name].steady_seconds is None:
                     strategies[name].steady_seconds, strategies[name].steady_repeats = median(seconds), len(seconds)
         return dataclasses.replace(self._report, strategies=strategies, progress=snapshot)
 
-    def _look_at_compile(
-        self, about: Compiling, snapshot: Snapshot, strategies: dict[str, Strategy], now: float
-    ) -> None:
-        last, samples = self._last, self._samples  # the work may go on to another stage meanwhile
-        phase = phase_of(about.thread)
-        block = about.call.get("block", "")
-        path, class_name = about.regions.get(block, ("", ""))
-        times = about.times()
-        samples.add(path, phase, now, times)
+    def _glance(self, about: Compiling | None, now: float) -> Snapshot:
+        elapsed = now - self._began
+        snapshot = Snapshot(stage=self._stage, elapsed_seconds=elapsed)
+        if about is not None:
+            self._glance_at_compile(about, snapshot, elapsed)
+        elif (rounds := self._rounds) is not None:
+            snapshot.done, snapshot.expected, snapshot.unit = rounds.done, rounds.of, "rounds"
+            if rounds.done:
+                snapshot.remaining_seconds = elapsed / rounds.done * (rounds.of - rounds.done)
+        return snapshot
+
+    def _glance_at_compile(self, about: Compiling, snapshot: Snapshot, elapsed: float) -> None:
+        last, phase = self._last, phase_of(about.thread)
         if phase:
-            snapshot.phase, snapshot.class_name = phase, class_name
-            snapshot.region = block or path
-        made, elapsed = sum(region.graphs for region in times), now - self._began
+            block = about.call.get("block", "")
+            path, snapshot.class_name = about.regions.get(block, ("", ""))
+            snapshot.phase, snapshot.region = phase, block or path
+        made = sum(region.graphs for region in about.times())
         graphs = about.graphs if last is None else last.graphs
         snapshot.done, snapshot.unit = made, "graphs"
         if not (phase and made >= graphs):  # what was counted beforehand is the least that there can be
@@ -182,9 +227,6 @@ class Progress:
             snapshot.remaining_seconds = last.seconds - elapsed if elapsed < last.seconds else None
         elif 0 < made < graphs:
             snapshot.remaining_seconds = elapsed / made * (graphs - made)
-        figures = strategies.get(about.strategy)
-        if figures is not None and not figures.regions:
-            figures.regions = samples.added_to(times, class_name)
 
 
 @dataclass(frozen=True)
@@ -236,13 +278,15 @@ def install(onlooker: Onlooker | None) -> None:
 
 
 @contextlib.contextmanager
-def watched(progress: Callable[[str], None] | None) -> Iterator[Progress]:
+def watched(progress: Callable[[str], None] | None, kind: str) -> Iterator[Progress]:
     """The progress for a piece of work: the user's own, or that of the onlooker that is installed."""
     if progress is None and _onlooker is not None:
-        with _onlooker() as own:
+        with _onlooker() as own, ongoing.working(kind, own):
             yield own
     else:
-        yield Progress.of(progress)
+        own = Progress.of(progress)
+        with ongoing.working(kind, own):
+            yield own
 
 
 # -- the phase of a compile, from the outside -------------------------------------------------------------------------

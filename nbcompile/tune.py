@@ -89,7 +89,7 @@ def tune(
     _check_numbers(calls, budget)
     _check_resume(model, resume)
     settings, notes = _settings(model, space, resume)
-    with watched(progress) as tell, put_back(model):
+    with watched(progress, "tune") as tell, put_back(model):
         tuning = _Tuning(model, step, settings, calls, float(budget), tell)
         tuning.measurement.notes += notes
         try:

@@ -14,6 +14,7 @@ import pytest
 # Set when pytest starts, before any test module can import a library that reads them once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else tokenizers warns in every process a test forks
+os.environ["NBCOMPILE_WARM_UP"] = "0"  # kernels of tests have work enough; test_warmup.py is about it
 
 _CACHE_FOLDERS = pytest.StashKey[tuple["tempfile.TemporaryDirectory[str]", str | None]]()
 

@@ -18,7 +18,7 @@ PACKAGE = Path(nbcompile.__file__).parent
 STOREYS: list[set[str]] = [
     {"errors", "ranking"},
     {"plugin", "regions", "report"},
-    {"cache", "estimate", "space"},
+    {"cache", "estimate", "ongoing", "space"},
     {"progress"},
     {"explain", "measure"},
     {"breaks", "causes", "methods"},

@@ -24,6 +24,30 @@ export function svg<K extends keyof SVGElementTagNameMap>(
   return filled(document.createElementNS(SVG, tag), attributes, children);
 }
 
+/** An element with a class and text or children. */
+export function element<K extends keyof HTMLElementTagNameMap>(
+  tag: K,
+  className = '',
+  ...children: Child[]
+): HTMLElementTagNameMap[K] {
+  return html(tag, { class: className || null }, ...children);
+}
+
+/** Set text if it is another: a node that is written anew loses a reader's selection. */
+export function setText(node: HTMLElement, text: string): void {
+  if (node.textContent !== text) {
+    node.textContent = text;
+  }
+}
+
+/** A button with a label, in Lab's own style. */
+export function button(label: string, pressed: () => void, kind = ''): HTMLButtonElement {
+  const made = element('button', `jp-mod-styled nbcompile-button ${kind}`.trim(), label);
+  made.type = 'button';
+  made.addEventListener('click', pressed);
+  return made;
+}
+
 function filled<E extends Element>(element: E, attributes: Attributes, children: Child[]): E {
   for (const [name, value] of Object.entries(attributes)) {
     if (value !== null) {

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
-from ..errors import NbcompileError, UsageError
-from ..render.units import clean, escape_html, seconds
+from ..errors import UsageError
+from ..ongoing import working
+from ..render.units import escape_html, seconds
 from .choices import ACTIONS, DYNAMIC, Choices, Names, Offer, offers_for, rest_of, takes_modes, tree_of
 from .live import Live
 from .main_thread import MainThread
 from .output import CellOutput
-from .panel import carry_out, known_report
+from .panel import PREPARED, carry_out, failure_in_words, known_report, restored
 from .tree import RegionTree
 from .verdict import Verdict, verdict
 
@@ -40,8 +41,7 @@ _TIPS = {
     "tune": "Try settings within the time given and recommend the best for N calls",
     "restore": "As if the model had never been compiled",
 }
-_LONGEST_MESSAGE = 600  # characters of a message; the whole is one click away
-_MOST_DETAILS = 4000  # and so many of that
+_MOST_DETAILS = 4000  # characters of a compiler's message
 
 _PLACE = "The report of what the panel does will be shown here."
 #: A front end forgets which output to replace when its page is loaded again; controls it asks the kernel for.
@@ -373,7 +373,7 @@ class Panel:
         shown = self._outputs[-1] if self._outputs else None
         live = Live(self._shell, quiet=shown is None, output=shown, on_stage=self._say)
         try:
-            with live.working:
+            with live.working, working(action, live.progress):
                 report = carry_out(action, model, choices, self.tree, self.step, live.progress, self._unfinished)
         except KeyboardInterrupt:
             kept = latest_tuning(model)
@@ -404,15 +404,14 @@ class Panel:
             for output in self._outputs:  # a line of progress would otherwise stand there for ever
                 output.end(_PLACE) if self.report is None else output.report(self.report)
         self._busy.release()
-        for other in list(_open):
-            other._refresh()
+        refresh_all()
 
     def _told(self, action: str) -> str:
         if action == "restore":
-            return f"{self._class_name} runs eager again, as if it had never been compiled."
+            return restored(self._class_name)
         if action == "compile":
             if self.step is None or self.report is None:
-                return "The model is prepared; it compiles at its next call."
+                return PREPARED
             taken = sum(part.compile_seconds for part in self.report.groups)
             taken += sum(part.compile_seconds for part in self.report.rest)
             return f"Compiled in {seconds(taken)}. {_BELOW}"
@@ -423,22 +422,20 @@ class Panel:
         self._tell("working", line)
 
     def _show_error(self, action: str, error: BaseException) -> None:
-        title, text = _TITLES[action], str(error).strip()
-        as_before = "The model is as it was before."
-        if isinstance(error, KeyboardInterrupt):
-            kept = action == "tune" and self._unfinished is not None
-            go_on = " What was measured is kept; Tune goes on from there." if kept else ""
-            self._tell("error", f"{title} was interrupted. {as_before}{go_on}")
-        elif isinstance(error, NbcompileError):
-            self._tell("error", f"{title} failed: {text} — {as_before}")
-        else:
-            first = f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
-            long = len(first) > _LONGEST_MESSAGE or "\n" in text
-            self._tell("error", f"{title} failed. {clean(first, _LONGEST_MESSAGE)} — {as_before}", text * long)
+        text, details = failure_in_words(_TITLES[action], error)
+        if action == "tune" and isinstance(error, KeyboardInterrupt) and self._unfinished is not None:
+            text += " What was measured is kept; Tune goes on from there."
+        self._tell("error", text, details)
 
     def _after_cell(self, result: object = None) -> None:
         """A cell may have compiled or restored the model."""
         self._refresh()
+
+
+def refresh_all() -> None:
+    """Let every open panel show the state of its model."""
+    for panel in list(_open):
+        panel._refresh()
 
 
 def _parts(widget: Any) -> Iterator[Any]:

@@ -7,7 +7,7 @@ import sys
 import typing
 from collections.abc import Callable, Iterable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ..errors import UsageError
 
@@ -16,24 +16,33 @@ if TYPE_CHECKING:
 
 _MOST_LISTED = 10
 
+#: The classes that a class inherits from, past whatever its metaclass makes of ``__mro__``.
+_bases_of = type.__dict__["__mro__"].__get__
+
 
 def modules_in(namespace: dict[str, Any], names: Iterable[str] | None = None) -> dict[str, Module]:
     """The torch modules among the variables of ``namespace``, each object once, under the first name it has.
 
     IPython's own variables (``_``, ``_3``) and a user's private ones are left out unless ``names`` asks for them.
     """
-    if "torch" not in sys.modules:  # whoever holds a model has imported torch: never import it to find none
-        return {}
-    from torch.nn import Module
-
     if names is None:
-        names = [name for name in namespace if not name.startswith("_")]
+        names = [name for name in list(namespace) if not name.startswith("_")]
     found: dict[str, Module] = {}
+    seen: set[int] = set()
     for name in names:
         value = namespace.get(name)
-        if isinstance(value, Module) and not any(value is other for other in found.values()):
+        if is_module(value) and id(value) not in seen:
+            seen.add(id(value))
             found[name] = value
     return found
+
+
+def is_module(value: object) -> TypeGuard[Module]:
+    """Whether a value is a ``torch.nn.Module``. Runs nothing of the value's: ``isinstance`` asks its ``__class__``."""
+    if "torch" not in sys.modules:  # whoever holds a model has imported torch: never import it to find none
+        return False
+    module = getattr(sys.modules.get("torch.nn"), "Module", None)  # it may be half imported
+    return module is not None and any(base is module for base in _bases_of(type(value)))
 
 
 def is_compiled(model: Module) -> bool:

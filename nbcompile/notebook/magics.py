@@ -15,8 +15,10 @@ from IPython.core.error import UsageError as MagicUsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
+from .. import warmup
 from ..errors import NbcompileError, UsageError
-from . import live
+from ..ongoing import working
+from . import bridge, live
 from .choices import DYNAMIC
 from .live import Live
 from .lookup import evaluate_model, evaluate_step, is_compiled, model_in_body, only_model, unquote
@@ -138,7 +140,9 @@ class NbcompileMagics(Magics):
             settings = self._settings(args)
             page = _writable(args.html, args.overwrite)
             step, model = self._step_and_model(args, cell, "%%compile_regional MODEL")
-        return self._shown(args, page, step, model, lambda output: self._measure(model, step, args, settings, output))
+        return self._shown(
+            "compile", args, page, step, model, lambda output: self._measure(model, step, args, settings, output)
+        )
 
     @no_var_expand
     @cell_magic
@@ -193,7 +197,7 @@ class NbcompileMagics(Magics):
             page = _writable(args.html, args.overwrite)
             space = None if args.space is None else _dictionary("--space", args.space, self.shell.user_ns)
             step, model = self._step_and_model(args, cell, "%%tune MODEL")
-        return self._shown(args, page, step, model, lambda output: self._tune(model, step, args, space, output))
+        return self._shown("tune", args, page, step, model, lambda output: self._tune(model, step, args, space, output))
 
     def _tune(
         self, model: Module, step: Step, args: argparse.Namespace, space: dict[str, Any] | None, output: Live
@@ -218,6 +222,7 @@ class NbcompileMagics(Magics):
 
     def _shown(
         self,
+        kind: str,
         args: argparse.Namespace,
         page: Path | None,
         step: Step,
@@ -229,7 +234,7 @@ class NbcompileMagics(Magics):
         output = Live(self.shell, quiet=args.quiet)
         before = _known(model)
         try:
-            with output.working, insistent():
+            with output.working, insistent(), working(kind, output.progress):
                 report = measure(output)
         except BaseException as error:
             _show_so_far(model, before, error, output)
@@ -369,13 +374,18 @@ class NbcompileMagics(Magics):
 
 
 def load(shell: Any) -> None:
-    """Register the magics with ``shell``."""
+    """Register the magics with ``shell``; in a kernel, begin what the first compile would wait for."""
     shell.register_magics(NbcompileMagics)
     live.install(shell)
+    bridge.load(shell)
+    if getattr(shell, "kernel", None) is not None and not warmup.switched_off():
+        with contextlib.suppress(NbcompileError):  # what is wrong with the cache folder, the first compile says
+            warmup.warm_up()
 
 
 def unload(shell: Any) -> None:
     """Remove from ``shell`` what :func:`load` registered; a magic that has replaced one of ours since stays."""
+    bridge.unload()
     live.uninstall(shell)
     manager = shell.magics_manager
     instance = manager.registry.pop(NbcompileMagics.__name__, None)

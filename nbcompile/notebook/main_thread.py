@@ -18,7 +18,7 @@ from contextvars import copy_context
 from types import FrameType
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import UsageError, leave_out_compiler
 
 
 class MainThread:
@@ -29,7 +29,6 @@ class MainThread:
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
-        self._loop = _loop_of(shell)
         self._parent: Any = shell.get_parent() if hasattr(shell, "get_parent") else None
         self._context = copy_context()
         shell.events.register("post_run_cell", self._remember)
@@ -54,8 +53,8 @@ class MainThread:
         """
         if self.here:
             self._run(work, finished)
-        elif self._loop is not None:
-            self._loop.call_soon_threadsafe(self._run, work, finished)
+        elif (loop := _loop_of(self._shell)) is not None:
+            loop.call_soon_threadsafe(self._run, work, finished)
         else:
             raise UsageError("this shell has no loop that could take over work from another thread")
 
@@ -119,7 +118,7 @@ def _interruptible(work: Callable[[], None], finished: Callable[[BaseException |
 
 @contextlib.contextmanager
 def insistent() -> Iterator[None]:
-    """Deliver an interrupt again that Python has dropped.
+    """Deliver an interrupt again that Python has dropped; its traceback ends where the compiler begins.
 
     Where it comes in a destructor or the callback of a weak reference, of which Dynamo has many, Python reports
     ``KeyboardInterrupt`` as ignored and goes on, so that the compile would too. Interrupts come to the main thread: on
@@ -141,6 +140,9 @@ def insistent() -> Iterator[None]:
     sys.unraisablehook = dropped
     try:
         yield
+    except KeyboardInterrupt as interrupt:
+        leave_out_compiler(interrupt)
+        raise
     finally:
         for timer in again:
             timer.cancel()

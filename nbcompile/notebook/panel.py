@@ -6,7 +6,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..errors import NbcompileError, UsageError
+from ..render.units import clean
 from .choices import Choices, Names, Tree
 from .lookup import modules_in
 
@@ -16,6 +17,28 @@ if TYPE_CHECKING:
     from ..progress import Progress
     from ..report import Report
     from .controls import Panel
+
+
+#: What to say of a compile without a step.
+PREPARED = "The model is prepared; it compiles at its next call."
+_LONGEST_MESSAGE = 600  # characters of a failure's first line
+
+
+def restored(class_name: str) -> str:
+    """What to say of a model that was restored."""
+    return f"{class_name} runs eager again, as if it had never been compiled."
+
+
+def failure_in_words(title: str, error: BaseException) -> tuple[str, str]:
+    """What to say of work that failed, in one sentence; and the whole message if that is longer."""
+    text, as_before = str(error).strip(), "The model is as it was before."
+    if isinstance(error, KeyboardInterrupt):
+        return f"{title} was interrupted. {as_before}", ""
+    if isinstance(error, NbcompileError):
+        return f"{title} failed: {text} — {as_before}", ""
+    first = f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
+    long = len(first) > _LONGEST_MESSAGE or "\n" in text
+    return f"{title} failed. {clean(first, _LONGEST_MESSAGE)} — {as_before}", text * long
 
 
 def panel(model: nn.Module, step: Callable[[], Any] | None = None) -> Panel:
@@ -120,7 +143,7 @@ def _compile(
         (compile_regions if strategy == "regional" else compile_model)(model, **keywords)
         if step is not None:
             progress(f"{strategy}: first call (compiling)")
-            if progress.watched:
+            if progress.seen:
                 compilation = current(model)
                 assert compilation is not None  # just made
                 progress.compiling(describe.compiling(compilation))

@@ -1,0 +1,242 @@
+"""The compiler's start-up ahead of time, in a process of its own, while the user still builds the model.
+
+Two thirds of a first compile are not the model's: importing the compiler's parts from the disk, finding out which
+vector instructions work, compiling the precompiled header, and on a GPU Triton's launcher. All of that leaves files in
+the compiler's folders or in the system's memory, so another process can do it before.
+
+That process must not be felt. It is nice, computes with one thread, and stays in the kernel's session: Linux shares the
+cores among sessions first, and a nice process in another session takes half of a core all the same. It has a process
+group of its own, so that a notebook's interrupt does not reach it. It opens nothing, is told nothing of the user's, and
+ends by itself: when it is done, when its parent is gone, or after some minutes.
+
+This file is run as a program, too: see :func:`_main`. So it imports nothing of this package at its top.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+#: Set to ``0``, it keeps ``%load_ext nbcompile`` from starting anything.
+SWITCH = "NBCOMPILE_WARM_UP"
+
+_FILE = "nbcompile-start-up.json"
+_MOST_SECONDS = 300.0
+
+_latest: WarmUp | None = None
+
+
+class WarmUp:
+    """A start-up ahead of time. :func:`warm_up` begins one.
+
+    Attributes:
+        folder: the compiler's cache folder that it fills.
+    """
+
+    def __init__(self, folder: Path, process: subprocess.Popen[bytes] | None, log: IO[bytes] | None) -> None:
+        self.folder = folder
+        self._process, self._log = process, log
+        self._began = time.monotonic()
+        self._took: float | None = None
+
+    @property
+    def state(self) -> str:
+        """``"running"``, ``"done"``, ``"failed"``, or ``"not needed"``: this folder has had it since the last boot."""
+        if self._process is None:
+            return "not needed"
+        code = self._process.poll()
+        if code is None:
+            return "running"
+        if self._took is None:
+            self._took = time.monotonic() - self._began
+        return "done" if code == 0 else "failed"
+
+    @property
+    def reason(self) -> str:
+        """The last line of what a start-up that failed has said, ``""`` for any other."""
+        if self.state != "failed" or self._log is None:
+            return ""
+        with contextlib.suppress(OSError, ValueError):
+            self._log.seek(0)
+            lines = self._log.read()[-4000:].decode(errors="replace").strip().splitlines()
+            return lines[-1][:300] if lines else "it ended without a word"
+        return "what it said cannot be read"
+
+    def wait(self, timeout: float | None = None) -> str:
+        """Wait until it has ended, for so many seconds at most; the state then."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout)
+        return self.state
+
+    def stop(self) -> None:
+        """End it, and the compilers that it has started."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        _signal_group(self._process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+            return
+        self._process.kill()
+        self._process.wait()
+
+    def __str__(self) -> str:
+        match self.state:
+            case "running":
+                return f"running for {time.monotonic() - self._began:.0f} s"
+            case "done":
+                return f"done, by a process of its own, in at most {self._took:.0f} s"
+            case "failed":
+                return f"failed: {self.reason}; the first compile does it itself, and tells more"
+            case _:
+                return "done before, for this cache folder"
+
+    def __repr__(self) -> str:
+        return f"<WarmUp: {self}>"
+
+
+def warm_up(*, wait: bool = False) -> WarmUp:
+    """Do ahead of time what every first compile otherwise waits for, in a nice process of its own.
+
+    ``%load_ext nbcompile`` does it in a kernel, unless the environment variable ``NBCOMPILE_WARM_UP`` is ``0``. What it
+    leaves is in the compiler's cache folder; where that has had it since the machine started, nothing is done.
+
+    Args:
+        wait: return only when it has ended.
+
+    Returns:
+        What can be asked how it goes. A failure is told there, and is no error.
+
+    Raises:
+        UsageError: the compiler's cache folder cannot be used.
+    """
+    global _latest
+    from .cache import cache_folder, require_folder
+
+    require_folder()
+    folder = cache_folder()
+    if _latest is None or _latest.folder != folder or _latest.state == "failed":
+        _latest = _begin(folder)
+    if wait:
+        _latest.wait()
+    return _latest
+
+
+def latest() -> WarmUp | None:
+    """The start-up that this process has begun, ``None`` if it has begun none."""
+    return _latest
+
+
+def switched_off() -> bool:
+    """Whether the user wants none to be begun unasked."""
+    return os.environ.get(SWITCH, "").strip().lower() in ("0", "off", "false", "no")
+
+
+def _begin(folder: Path) -> WarmUp:
+    key = _key()
+    if _done_before(folder, key):
+        return WarmUp(folder, None, None)
+    environment = {
+        **os.environ,
+        "TORCHINDUCTOR_CACHE_DIR": str(folder),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
+    log = tempfile.TemporaryFile()  # noqa: SIM115  (read when it has ended)
+    command = [sys.executable, "-P", __file__, key, str(os.getpid())]
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=log,
+        process_group=0 if os.name == "posix" else None,
+    )
+    begun = WarmUp(folder, process, log)
+    atexit.register(begun.stop)
+    return begun
+
+
+def _key() -> str:
+    """What a start-up holds for: this torch, Python and C++ compiler, on this machine since it was started."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        torch, compiler = importlib.metadata.version("torch"), os.environ.get("CXX") or shutil.which("g++") or ""
+        facts = [torch, sys.version, compiler, platform.machine(), platform.node(), _boot()]
+        return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    return "no torch"
+
+
+def _boot() -> str:
+    """When the machine was started: what was read from the disk before is no longer in its memory."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text()
+    return ""
+
+
+def _done_before(folder: Path, key: str) -> bool:
+    try:
+        found = json.loads((folder / _FILE).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.get("key") == key
+
+
+def _signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(OSError):  # it is gone already
+        if os.name == "posix":
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)
+
+
+# -- what the process does ---------------------------------------------------------------------------------------------
+
+
+def _main(key: str, parent: int) -> None:
+    """Compile a trivial function for each kind of device there is, and note that it was done."""
+    if hasattr(os, "nice"):
+        os.nice(19)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    begin = time.monotonic()
+    import torch
+
+    torch.set_num_threads(1)
+    devices = ["cpu"] + ["cuda"] * torch.cuda.is_available()
+    try:
+        for device in devices:
+            with torch.no_grad():
+                torch.compile(lambda x: torch.sin(x) + 1)(torch.ones(64, device=device))
+    except Exception as error:
+        message = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+        sys.exit(f"{type(error).__name__}: {message}")
+    file = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / _FILE
+    temporary = file.with_name(f"{_FILE}.{os.getpid()}")
+    temporary.write_text(json.dumps({"key": key, "devices": devices, "seconds": round(time.monotonic() - begin, 1)}))
+    temporary.replace(file)
+
+
+def _end_with(parent: int) -> None:
+    """End this process, and the compilers that it has started, once its parent is gone or it takes too long."""
+    end = time.monotonic() + _MOST_SECONDS
+    while os.getppid() == parent and time.monotonic() < end:
+        time.sleep(0.5)
+    _signal_group(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], int(sys.argv[2]))
