@@ -107,7 +107,12 @@ def test_outputs_of_a_notebook_are_laid_side_by_side(lab_with_extension: Lab) ->
     names = [name.split("\n")[0] for name in pair.locator("th[scope=rowgroup]").all_inner_texts()]
     rows = pair.locator("[data-part=strategies] tbody tr")
     steady = rows.filter(has=lab.page.get_by_text("steady", exact=True)).nth(names.index("regional"))
-    assert steady.inner_text().split("\t")[-4:] == ["50.0 ± 2.0 ms", "25.0 ± 2.0 ms", "0.500x", "▲ \u221225.0 ms, faster"]
+    assert steady.inner_text().split("\t")[-4:] == [
+        "50.0 ± 2.0 ms",
+        "25.0 ± 2.0 ms",
+        "0.500x",
+        "▲ \u221225.0 ms, faster",
+    ]
     assert "only in A" in pair.locator("th[scope=rowgroup]", has_text="hierarchical").inner_text()
     regions = pair.locator("[data-part=regions]")
     assert "26 → 30" in regions.locator("tr", has_text="model.layers").inner_text()
