@@ -10,6 +10,9 @@ import { rendererFactory } from './renderer';
 
 const FILE_TYPE = 'nbcompile-report';
 
+/** What opens these files, by the name that users see. */
+export const FACTORY = 'Report of nbcompile';
+
 export const files: JupyterFrontEndPlugin<void> = {
   id: 'nbcompile:files',
   description: 'Opens saved reports of nbcompile from the file browser.',
@@ -29,7 +32,7 @@ export const files: JupyterFrontEndPlugin<void> = {
     rendermime.addFactory(rendererFactory, 0);
     app.docRegistry.addWidgetFactory(
       new MimeDocumentFactory({
-        name: 'Report of nbcompile',
+        name: FACTORY,
         primaryFileType: app.docRegistry.getFileType(FILE_TYPE),
         fileTypes: [FILE_TYPE],
         defaultFor: [FILE_TYPE],

@@ -4,6 +4,7 @@
 import type { JupyterFrontEndPlugin } from '@jupyterlab/application';
 
 import { commands } from './commands';
+import { compare } from './compare';
 import { current } from './current';
 import { files } from './files';
 import { marks } from './marks';
@@ -11,6 +12,15 @@ import { renderer } from './renderer';
 import { sidebar } from './sidebar';
 import { status } from './status';
 
-const plugins: JupyterFrontEndPlugin<unknown>[] = [renderer, files, commands, marks, current, status, sidebar];
+const plugins: JupyterFrontEndPlugin<unknown>[] = [
+  renderer,
+  files,
+  compare,
+  commands,
+  marks,
+  current,
+  status,
+  sidebar
+];
 
 export default plugins;

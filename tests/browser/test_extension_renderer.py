@@ -204,7 +204,7 @@ def test_ten_thousand_regions_stay_usable(lab_with_extension: Lab, record_proper
     first = lab.page.evaluate(_FIRST_DRAW, arg=MIME_TYPE)
     record_property("milliseconds to read and draw", first)
     print(f"read and drawn in {first:.0f} ms")
-    assert first < 1000  # 150 ms on a quiet machine
+    assert first < 2000  # 90 ms on a quiet machine
     # WHEN they are sorted THEN the largest of all are drawn, in no time that a reader would notice
     button = drawn.locator(f"{REGIONS} th button", has_text="compile time")
     took = button.evaluate(
@@ -213,7 +213,7 @@ def test_ten_thousand_regions_stay_usable(lab_with_extension: Lab, record_proper
     record_property("milliseconds to sort and draw", took)
     print(f"sorted and drawn in {took:.0f} ms")
     assert _column(drawn, 1)[0] == "stage9999.blocks"
-    assert took < 1000  # 60 ms on a quiet machine
+    assert took < 2000  # 80 ms on a quiet machine
     # WHEN more are asked for THEN they are there
     drawn.locator("[data-more]").click()
     assert len(_column(drawn, 1)) == 1200
