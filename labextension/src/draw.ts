@@ -23,6 +23,9 @@ import { environmentLine, head, notes, progressLine, settingsLine, warnings, typ
 export const FIRST_ROWS = 200;
 export const MORE_ROWS = 1000;
 
+/** Columns of sentences: squeezed to a word a line they would make a row as tall as a page. */
+const PROSE: ReadonlySet<string> = new Set(['reason', 'what to do', 'verdict', 'failure']);
+
 /** What the reader chose. */
 export interface IChoice {
   order: Order;
@@ -104,7 +107,11 @@ function drawTable(part: string, table: ITable): HTMLElement | null {
     return null;
   }
   const kind = (column: number): string | null =>
-    table.align[column] === 'r' ? 'nbcompile-number' : table.headers[column] === 'reason' ? 'nbcompile-reason' : null;
+    table.align[column] === 'r'
+      ? 'nbcompile-number'
+      : PROSE.has(table.headers[column] ?? '')
+        ? 'nbcompile-reason'
+        : null;
   const headers = table.headers.map((name, column) => html('th', { scope: 'col', class: kind(column) }, name));
   const rows = table.rows.map((row, index) => {
     const cells = row.map((cell, column) => {

@@ -133,7 +133,7 @@ export function recompilesTable(report: IReport): ITable {
   });
   const headers = ['block', 'times', 'took', 'reason', 'compiled for', 'met', 'first at', 'what to do'];
   const hints = [...alike.values()].map(([first]) => clean(first?.guard ?? ''));
-  return withoutEmptyColumns(table('Recompiles', headers, 'lrrlllll', rows, { hints }), 4);
+  return withoutEmptyColumns(table('Recompiles', headers, 'lrllllll', rows, { hints }), 4);
 }
 
 export function graphBreaksTable(report: IReport): ITable {
