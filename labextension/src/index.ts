@@ -12,15 +12,6 @@ import { renderer } from './renderer';
 import { sidebar } from './sidebar';
 import { status } from './status';
 
-const plugins: JupyterFrontEndPlugin<unknown>[] = [
-  renderer,
-  files,
-  compare,
-  commands,
-  marks,
-  current,
-  status,
-  sidebar
-];
+const plugins: JupyterFrontEndPlugin<unknown>[] = [renderer, files, compare, commands, marks, current, status, sidebar];
 
 export default plugins;
