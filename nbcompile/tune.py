@@ -127,6 +127,21 @@ def apply_setting(model: nn.Module, values: Mapping[str, Any]) -> nn.Module:
     return compiler.compile_regions(model, plugin=setting.plugin, rest=setting.rest)
 
 
+def misfit(model: nn.Module, report: Report) -> str:
+    """What in a report is not as it is here, so that its figures say nothing of the model; ``""`` if all is."""
+    here = describe.new_report(model)
+    differing = [
+        f"{key} is {now.get(key)!r} here and {str(then.get(key))[:80]!r} there"
+        for keys, then, now in (
+            (("class_name", "parameters", "dtype"), report.model, here.model),
+            (("torch", "device", "device_name", "cpu", "threads"), report.environment, here.environment),
+        )
+        for key in keys
+        if then.get(key) != now.get(key)
+    ]
+    return "; ".join(differing)
+
+
 class _Tuning:
     """The work of one call of :func:`tune`. Each trial is there from the start, so that a stop loses none."""
 
@@ -423,20 +438,8 @@ def _check_resume(model: nn.Module, resume: object) -> None:
         raise UsageError(f"resume takes a report, such as load_report(file) gives, not {type(resume).__name__}")
     if not resume.tuning:
         raise UsageError("the report to resume holds no tuning; leave resume out to begin one")
-    here = describe.new_report(model)
-    differing = [
-        f"{key} is {now.get(key)!r} here and {str(then.get(key))[:80]!r} there"
-        for keys, then, now in (
-            (("class_name", "parameters", "dtype"), resume.model, here.model),
-            (("torch", "device", "device_name", "cpu", "threads"), resume.environment, here.environment),
-        )
-        for key in keys
-        if then.get(key) != now.get(key)
-    ]
-    if differing:
-        raise UsageError(
-            f"the report to resume does not fit: {'; '.join(differing)}. Leave resume out to begin a tuning anew"
-        )
+    if differing := misfit(model, resume):
+        raise UsageError(f"the report to resume does not fit: {differing}. Leave resume out to begin a tuning anew")
 
 
 def _settings(

@@ -208,6 +208,12 @@ def test_gain_within_the_spread_is_none() -> None:
     # WHEN it is ranked THEN it is never the best
     assert ranked is not None
     assert (ranked.best, ranked.spans) == ("eager", ((1, "eager"),))
+    # AND it is said why
+    assert "What regional would gain is within the spread, which counts as none." in ranked.to_html()
+    # AND of one that is slower nothing is said
+    slower = verdict(compared(eager=(1.0, 1.0, 0.2), regional=(2.0, 1.1, 0.01)), 10**6)
+    assert slower is not None
+    assert "within the spread" not in slower.to_html()
 
 
 def test_nothing_measured_is_not_ranked() -> None:
@@ -292,6 +298,53 @@ def test_tune_from_the_panel(panel: Panel) -> None:
     assert "space={'backend': ['eager']}" in panel.code("tune")
     # AND the model is as it was before
     assert "runs eager" in panel.title.value
+
+
+def test_interrupted_tuning_is_kept_and_continued(panel: Panel, shell: InteractiveShell) -> None:
+    # GIVEN a tuning that is interrupted while the second compiled setting is being compiled
+    panel.budget.value = 30
+    stages: list[str] = []
+
+    def stage(change: dict[str, Any]) -> None:
+        stages.append(str(change["new"]))
+        if sum("cold start" in text for text in stages) == 2 and not any("was interrupted" in text for text in stages):
+            signal.raise_signal(signal.SIGINT)
+
+    panel.message.observe(stage, "value")
+    panel.buttons["tune"].click()
+    assert "Tune was interrupted. The model is as it was before. What was measured is kept" in said(panel)
+    # THEN what it measured is shown and ranked
+    assert panel.report is not None
+    measured = {trial.name for trial in panel.report.tuning if trial.figures.steady_repeats >= 2}
+    assert len(measured) == 2
+    assert "For 1,000 calls" in panel.ranking.value
+    # AND WHEN Tune is pressed again THEN it compiles only what was missing
+    before = len(stages)
+    panel.buttons["tune"].click()
+    assert "Tuned" in said(panel)
+    again = {text.partition(": cold start")[0].rpartition(">")[2] for text in stages[before:] if "cold start" in text}
+    assert again
+    assert not again & measured
+    assert any("those of an earlier tuning" in note for note in panel.report.notes)
+    # AND WHEN it is pressed once more THEN nothing is taken over: that one had come to its end
+    panel.budget.value = 4
+    panel.buttons["tune"].click()
+    assert not any("those of an earlier tuning" in note for note in panel.report.notes)
+
+
+def test_what_a_cell_has_measured_is_ranked_at_once(shell: InteractiveShell) -> None:
+    # GIVEN a model that a cell has compared, and left compiled
+    model, step = shell.user_ns["model"], shell.user_ns["step"]
+    nbcompile.compare(model, step, ["eager", "regional"], backend="eager", rounds=2, calls=1, keep="regional")
+    # WHEN a panel is made for it THEN the slider ranks what is known
+    panel = nbcompile.panel(model, step)
+    assert "For 1,000 calls" in panel.ranking.value
+    panel.close()
+    # AND of a model that was only compiled nothing is ranked
+    nbcompile.compile_regions(model, backend="eager")
+    panel = nbcompile.panel(model, step)
+    assert "For 1,000 calls" not in panel.ranking.value
+    panel.close()
 
 
 def test_another_thread_without_a_kernel_is_refused(panel: Panel) -> None:

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from nbcompile import UsageError, ranking
+from nbcompile.measure import break_even
 from nbcompile.report import Report, Strategy, Trial
 from tests.reports import hostile_tuning, tuned_report
 
@@ -57,6 +58,18 @@ def test_crossings_are_exact() -> None:
     # at one call less both take the same
     regional, full = tuned_report().tuning[1:3]
     assert regional.total_seconds(3001) == full.total_seconds(3001) == 192.5
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_crossing_is_where_compiling_has_paid_back(seed: int) -> None:
+    # GIVEN eager, whose first call took longer than later ones, and a setting that is faster
+    draw = random.Random(seed)
+    cold, steady, eager = draw.uniform(1, 60), draw.uniform(0.01, 0.1), draw.uniform(0.11, 0.2)
+    tuned = report(trial("eager", draw.uniform(0.2, 3), eager), trial("fast", cold, steady))
+    # WHEN it is asked when the setting is the best THEN that is its break-even, as the tables tell it
+    assert tuned.crossings()[1][0] == break_even(cold, steady, eager, 0.0)
+    # AND one call of eager takes what any of its calls takes
+    assert tuned.tuning[0].total_seconds(1) == pytest.approx(eager)
 
 
 def test_a_gain_within_the_spread_is_none() -> None:

@@ -22,7 +22,18 @@ from nbcompile.render.charts import figure, figure_dict
 from nbcompile.render.html import render_html, render_page
 from nbcompile.render.mime import PLOTLY_MIME_TYPE, LiveBundle, mime_bundle
 from nbcompile.render.text import render_text
-from nbcompile.report import MIME_TYPE, PHASE_TITLES, Group, Recompile, RegionTime, Report, Rest, Snapshot, Strategy
+from nbcompile.report import (
+    MIME_TYPE,
+    PHASE_TITLES,
+    PHASES,
+    Group,
+    Recompile,
+    RegionTime,
+    Report,
+    Rest,
+    Snapshot,
+    Strategy,
+)
 
 from .reports import HOSTILE, hostile_report, hostile_tuning, many_regions, sample_report, tuned_report
 
@@ -113,7 +124,11 @@ def traces(drawn: dict[str, Any], **wanted: object) -> list[dict[str, Any]]:
         (0.9994, "999 ms"),
         (1.5e-3, "1.50 ms"),
         (2e-6, "2.00 µs"),
-        (1234.6, "1230 s"),
+        (599.4, "599 s"),
+        (600.0, "10.0 min"),
+        (1234.6, "20.6 min"),
+        (69_800.0, "19.4 h"),
+        (1e6, "11.6 d"),
         (-1.0, "–"),
         (float("nan"), "–"),
         (float("inf"), "–"),
@@ -159,7 +174,7 @@ def test_text_of_the_sample() -> None:
         "SampleForCausalLM · 135 M parameters · float32 · cpu · torch 9.9.9\n"
         "settings: backend=inductor, mode=default, fullgraph=False\n"
         "environment: python=3.99, cpu=a processor, threads=2\n"
-        "Up to 96 calls: do not compile. From 97 calls on: regional. From 3501 calls on: full.\n"
+        "Up to 98 calls: do not compile. From 99 calls on: regional. From 3501 calls on: full.\n"
         "! 4 of 30 blocks of model.layers ran eager: recompile limit reached\n"
         "! regional: model.layers.1 is the first region that differs from eager on the same input; 1 of 3 do\n"
         "\n"
@@ -804,7 +819,7 @@ def test_a_notebooks_figure_says_what_must_not_be_missed() -> None:
     drawn = figure_dict(sample_report())
     # THEN the figure says so, above the charts, with what is best for how many calls
     assert words(drawn) == [
-        "Up to 96 calls: do not compile. From 97 calls on: regional. From 3501 calls on: full.",
+        "Up to 98 calls: do not compile. From 99 calls on: regional. From 3501 calls on: full.",
         "4 of 30 blocks of model.layers ran eager: recompile limit reached",
         "regional: model.layers.1 is the first region that differs from eager on the same input; 1 of 3 do",
     ]
@@ -818,3 +833,19 @@ def test_a_notebooks_figure_says_what_must_not_be_missed() -> None:
     assert max(len(line) for a in drawn["layout"]["annotations"] for line in a["text"].split("<br>")) <= 100
     # AND what a report holds is shown as letters
     assert "<script" not in json.dumps(figure_dict(hostile_report()))
+
+
+def test_a_hundred_regions_in_three_strategies_fit_into_a_notebook() -> None:
+    # GIVEN a report of a hundred regions that are all different, measured in three ways
+    def regions() -> list[RegionTime]:
+        phases = {phase: 1 / (7 + number) for number, phase in enumerate(PHASES)}
+        return [RegionTime(f"model.layers.{i}", "DecoderLayer", 1.0 + i / 7, phases) for i in range(100)]
+
+    report = Report(
+        strategies={
+            name: Strategy(10.0, 1, 0.1, 0.01, 5, regions=regions()) for name in ("eager", "regional", "full", "other")
+        }
+    )
+    # WHEN it is shown THEN neither the figure nor any other picture of it is bigger than 200 kB
+    bundle = report._repr_mimebundle_()
+    assert {kind: len(json.dumps(data)) for kind, data in bundle.items() if len(json.dumps(data)) > 200_000} == {}

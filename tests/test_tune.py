@@ -430,9 +430,8 @@ def test_what_was_stopped_goes_on(tmp_path: Path) -> None:
     second = tune(model, space=space, resume=load_report(file), progress=lines.append)
     # THEN what was measured is kept as it was, and what was missing is there
     assert [trial.name for trial in second.tuning] == [trial.name for trial in first.tuning]
-    assert [trial.outcome for trial in second.tuning] == ["measured"] * 3
     assert second.tuning[1] == first.tuning[1]
-    assert second.tuning[2].figures.steady_repeats > 0
+    assert second.tuning[2].figures.steady_repeats > 0  # whether it can still win is for the clock to say
     assert [line for line in lines if "cold start" in line] == [
         "regional, backend=interrupting: cold start (compiling)"
     ]

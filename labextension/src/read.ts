@@ -14,18 +14,10 @@ import {
   type IStrategy,
   type ITrial
 } from './report';
+import { nameOf } from './trials';
 import { amount, clean, type Plain } from './units';
 
 const OUTCOMES = ['measured', 'failed', 'wrong', 'skipped', 'stopped'];
-
-/** The settings of a trial, each with the value that is not worth a word in its name. */
-const AXES: ReadonlyMap<string, string | null> = new Map([
-  ['strategy', null],
-  ['backend', 'inductor'],
-  ['mode', 'default'],
-  ['dynamic', null],
-  ['rest', 'auto']
-]);
 
 const MOST_ITEMS = 20_000;
 const MOST_TRIALS = 256;
@@ -201,21 +193,9 @@ class Reader {
       return null;
     }
     const figures = own(value, 'figures');
-    const words = [cut(strategy, LONGEST_NAME)];
-    for (const [axis, usual] of AXES) {
-      const set = settings.get(axis);
-      if (
-        axis !== 'strategy' &&
-        set !== undefined &&
-        set !== usual &&
-        (typeof set === 'string' || typeof set === 'boolean')
-      ) {
-        words.push(`${axis}=${typeof set === 'string' ? cut(set, LONGEST_NAME) : set ? 'True' : 'False'}`);
-      }
-    }
     return {
       strategy: cut(strategy, LONGEST_NAME),
-      name: words.join(', '),
+      name: nameOf(cut(strategy, LONGEST_NAME), settings),
       figures: this.strategy(isObject(figures) ? figures : {}, `${where}.figures`),
       outcome,
       reason: this.text(value, 'reason', where)

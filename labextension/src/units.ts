@@ -25,6 +25,12 @@ const UNPRINTABLE =
   // eslint-disable-next-line no-control-regex
   /[\x00-\x1f\x7f-\x9f\ud800-\udfff\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufffe\uffff]+/gu;
 
+/** From which number of seconds on a time is told in a longer unit, and that: 90 s and 267 s are easier to compare. */
+const LONG_TIMES: readonly (readonly [number, number, string])[] = [
+  [48 * 3600, 24 * 3600, 'd'],
+  [3600, 3600, 'h'],
+  [600, 60, 'min']
+];
 const TIME_UNITS: readonly Unit[] = [
   [1, 's'],
   [1e-3, 'ms'],
@@ -83,8 +89,14 @@ export function timeUnit(longest: number): Unit {
   return fitting(longest, TIME_UNITS);
 }
 
-/** A time: `1.23 ms`. */
+/** A time: `1.23 ms`, `267 s`, `19.4 h`. */
 export function seconds(value: unknown): string {
+  const number = amount(value);
+  for (const [least, factor, unit] of LONG_TIMES) {
+    if (number !== null && number >= least) {
+      return `${digits(number / factor)} ${unit}`;
+    }
+  }
   return inUnits(value, TIME_UNITS, ' ', '0 s');
 }
 

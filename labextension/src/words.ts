@@ -1,135 +1,164 @@
 /**
- * What the kernel's state is in words: for the status bar, the side bar and their tests.
+ * What a report says in words, as nbcompile/render/tables.py says it: its head, its warnings, its notes.
  */
-import type { LinkState } from './kernel';
-import type { ICompiled, IStatus, IWork } from './protocol';
-import { PHASE_TITLES } from './report';
-import { clock, count, middle, plural, seconds } from './units';
+import { PHASE_TITLES, type IReport, type ISnapshot } from './report';
+import { amount, brief, clean, clock, count, middle, shortCount, type Plain } from './units';
 
-const SEPARATOR = ' · ';
-const LONGEST_PATH = 40;
+/** How much of a module's path is shown. */
+export const PATH = 48;
 
-/** The line for the status bar; empty where there is nothing to say. */
-export function statusLine(status: IStatus): string {
-  const { work, model } = status;
-  if (work !== null) {
-    const about = model !== null && work.strategy === model.strategy ? model : null;
-    const first = work.strategy || (work.stage.split(':')[0] ?? '') || work.kind;
-    return joined([first, about?.backend, doneOf(work, about), clock(work.totalSeconds), recompiles(about)]);
-  }
-  if (model === null) {
-    return 'nbcompile: nothing compiled';
-  }
-  const time = model.seconds === null || model.seconds === 0 ? '' : seconds(model.seconds);
-  return joined([model.strategy, model.backend, regions(model), time, recompiles(model)]);
+const MOST_WARNINGS = 20;
+const MOST_NOTES = 100;
+const MOST_DETAILS = 4000;
+
+/** Something that did not go as asked, and the compiler's own message about it if there is one. */
+export interface INotice {
+  text: string;
+  details: string;
 }
 
-/** What a piece of work is at: `regional: cold start (compiling), layers.3, kernel compile`. */
-export function workLine(work: IWork): string {
-  const phase = work.phase === 'backend' ? 'Backend' : (PHASE_TITLES.get(work.phase) ?? work.phase);
-  return joined([work.stage || work.kind, middle(work.region, LONGEST_PATH), phase]);
+/** What was compiled, in one line: class, parameters, dtype, device and torch's version. */
+export function head({ model, environment }: IReport): string {
+  const parameters = amount(model.get('parameters'));
+  const torch = torchOf(environment);
+  return [
+    clean(model.get('class_name') || 'model', 80),
+    parameters === null ? '' : `${shortCount(parameters)} parameters`,
+    text(model, 'dtype'),
+    text(model, 'device') || text(environment, 'device'),
+    torch ? `torch ${torch}` : ''
+  ]
+    .filter(part => part)
+    .join(' · ');
 }
 
-/** How much is done, of how much, for a bar; null where the end is not known. */
-export function workShare(status: IStatus): { done: number; of: number } | null {
-  const { work, model } = status;
-  if (work === null) {
-    return null;
+/** Where unfinished work stands; what is not known is left out. */
+export function progressLine(snapshot: ISnapshot): string {
+  const { done, expected, elapsedSeconds, lastSeconds, remainingSeconds: left } = snapshot;
+  let region = middle(snapshot.region, PATH);
+  if (region && snapshot.className) {
+    region = `${region} (${clean(snapshot.className, 40)})`;
   }
-  if (work.unit !== 'rounds' && model !== null && work.strategy === model.strategy) {
-    const done = model.compiled + model.eager;
-    return { done, of: done + model.pending };
+  const phase = PHASE_TITLES.get(snapshot.phase) ?? clean(snapshot.phase, 40);
+  const parts = [clean(snapshot.stage, 120), [region, phase].filter(part => part).join(', ')];
+  if (elapsedSeconds !== null) {
+    parts.push(`${clock(elapsedSeconds)}${lastSeconds === null ? '' : ` (last time ${clock(lastSeconds)})`}`);
   }
-  return work.done !== null && work.expected !== null && work.expected > 0
-    ? { done: Math.min(work.done, work.expected), of: work.expected }
-    : null;
+  if (done !== null) {
+    const every = expected === null ? '' : ` of ${snapshot.atLeast ? 'at least ' : ''}${count(expected)}`;
+    const unit = clean(snapshot.unit, 20);
+    const one = (expected ?? done) === 1;
+    parts.push(`${count(done)}${every} ${one ? unit.replace(/s$/, '') : unit} done`);
+  }
+  if (left !== null) {
+    parts.push(`about ${left >= 60 ? clock(left) : `${Math.max(1, Math.round(left))} s`} left`);
+  }
+  return parts.filter(part => part).join(' · ');
 }
 
-/** How far it is and how long it may take. */
-export function workTimes(work: IWork): string {
-  const left = work.remainingSeconds === null ? '' : `about ${clock(work.remainingSeconds)} left`;
-  const whole =
-    work.totalSeconds !== null && work.elapsedSeconds !== null && work.totalSeconds - work.elapsedSeconds > 1;
-  return joined([
-    counted(work),
-    work.elapsedSeconds === null ? '' : clock(work.elapsedSeconds),
-    left,
-    whole ? `${clock(work.totalSeconds)} in all` : ''
-  ]);
+/** The settings as `name=value`; empty if the report has none. */
+export function settingsLine(report: IReport): string {
+  return pairs(report.settings);
 }
 
-/** A model's compilation: `regional, inductor, max-autotune: 12 of 12 regions compiled in 8.1 s, 1 recompile`. */
-export function compiledLine(compiled: ICompiled): string {
-  const settings = [compiled.strategy, compiled.backend];
-  if (compiled.mode !== 'default') {
-    settings.push(compiled.mode);
+/** What else is known about the machine and the versions. */
+export function environmentLine({ model, environment }: IReport): string {
+  const shown = new Set(['torch', 'torch_version']);
+  if (!text(model, 'device')) {
+    shown.add('device');
   }
-  if (compiled.dynamic !== null) {
-    settings.push(`dynamic ${String(compiled.dynamic)}`);
-  }
-  const all = compiled.compiled + compiled.eager + compiled.pending;
-  if (compiled.pending === all) {
-    return `${settings.join(', ')}: compiles at the next call`;
-  }
-  const parts = [`${count(compiled.compiled)} of ${plural(all, 'region')} compiled`];
-  if (compiled.seconds) {
-    parts[0] += ` in ${seconds(compiled.seconds)}`;
-  }
-  if (compiled.eager > 0) {
-    parts.push(`${count(compiled.eager)} ran eager`);
-  }
-  if (compiled.pending > 0) {
-    parts.push(`${count(compiled.pending)} not called yet`);
-  }
-  if (compiled.recompiles > 0) {
-    parts.push(plural(compiled.recompiles, 'recompile'));
-  }
-  return `${settings.join(', ')}: ${parts.join(', ')}`;
+  return pairs(new Map([...environment].filter(([key]) => !shown.has(key))));
 }
 
-/** What a reader can do where the kernel's side is not there; empty where it is. */
-export function obstacle(state: LinkState | null, version: string): string {
-  switch (state) {
-    case null:
-      return 'No notebook or console with a kernel is open.';
-    case 'connecting':
-      return 'Waiting for the kernel …';
-    case 'absent':
-      return 'nbcompile is not loaded in this kernel. Run in a cell: %load_ext nbcompile';
-    case 'other':
-      return `This kernel has nbcompile ${version || 'of another version'}, which this extension cannot talk to. Install the same version for both, restart the kernel and reload the page.`;
-    case 'none':
-      return 'This kernel has died or runs no Python.';
-    case 'open':
-      return '';
+/** What ran eager although it was to be compiled, and what failed: the first thing a reader must see. */
+export function warnings(report: IReport): INotice[] {
+  const found: INotice[] = [];
+  for (const group of report.groups) {
+    const where = middle(group.path, PATH) || 'the model';
+    if (group.eager !== null && group.eager > 0) {
+      const reason = clean(group.eagerReason || group.failure) || 'the report does not say why';
+      const blocks = `${count(group.eager)} of ${count(group.instances)} blocks of ${where}`;
+      const uncalled = reason.startsWith('not called yet') && group.compiled === 0;
+      found.push(notice(`${blocks} ${uncalled ? 'have not run compiled' : 'ran eager'}: ${reason}`, group.failure));
+    } else if (group.failure) {
+      found.push(notice(`${where} failed to compile: ${clean(group.failure)}`, group.failure));
+    }
   }
-}
-
-function doneOf(work: IWork, model: ICompiled | null): string {
-  return model !== null && work.unit !== 'rounds' ? regions(model) : counted(work);
-}
-
-function counted(work: IWork): string {
-  if (work.done === null) {
-    return '';
+  for (const [name, strategy] of report.strategies) {
+    if (strategy.failure) {
+      found.push(notice(`${clean(name, 40)} failed: ${clean(strategy.failure)}`, strategy.failure));
+    }
+    if (strategy.firstDrift) {
+      const drifting = strategy.checks.filter(check => check.drifts).length;
+      found.push(
+        notice(
+          `${clean(name, 40)}: ${middle(strategy.firstDrift, PATH)} is the first region that differs from eager on ` +
+            `the same input; ${count(drifting)} of ${count(strategy.checks.length)} do`
+        )
+      );
+    }
   }
-  const unit = work.unit || 'parts';
-  if (work.expected === null) {
-    return `${count(work.done)} ${unit}`;
+  for (const trial of report.tuning) {
+    if (trial.outcome === 'failed' || trial.outcome === 'wrong') {
+      const said = trial.outcome === 'failed' ? 'failed' : 'is never recommended';
+      found.push(notice(`${clean(trial.name, 80)} ${said}: ${clean(trial.reason)}`, trial.reason));
+    }
   }
-  return `${count(work.done)} of ${work.atLeast ? 'at least ' : ''}${count(work.expected)} ${unit}`;
+  if (found.length > MOST_WARNINGS) {
+    const more = found.length - MOST_WARNINGS;
+    return [...found.slice(0, MOST_WARNINGS), notice(`and ${more} more like these`)];
+  }
+  return found;
 }
 
-function regions(model: ICompiled): string {
-  const all = model.compiled + model.eager + model.pending;
-  const eager = model.eager > 0 ? ` (${count(model.eager)} eager)` : '';
-  return `${count(model.compiled)} of ${plural(all, 'region')}${eager}`;
+/** What a reader must know about the figures. */
+export function notes(report: IReport): string[] {
+  const found = report.notes.map(note => clean(note));
+  for (const [name, strategy] of report.strategies) {
+    found.push(...strategy.notes.map(note => `${clean(name, 40)}: ${clean(note)}`));
+  }
+  for (const trial of report.tuning) {
+    found.push(...trial.figures.notes.map(note => `${clean(trial.name, 80)}: ${clean(note)}`));
+  }
+  const different = [...new Set(found)].filter(note => note);
+  return different.length <= MOST_NOTES
+    ? different
+    : [...different.slice(0, MOST_NOTES), `… and ${different.length - MOST_NOTES} more`];
 }
 
-function recompiles(model: ICompiled | null): string {
-  return model === null ? '' : plural(model.recompiles, 'recompile');
+/** `details` only where they say more than the text does. */
+function notice(text: string, details = ''): INotice {
+  if (clean(details).length >= details.length && !details.trim().includes('\n')) {
+    return { text, details: '' };
+  }
+  const lines = details.slice(0, MOST_DETAILS).split('\n');
+  const cut = details.length > MOST_DETAILS ? '…' : '';
+  return { text, details: `${lines.map(line => clean(line, 1000)).join('\n')}${cut}` };
 }
 
-function joined(parts: (string | undefined)[]): string {
-  return parts.filter(part => part).join(SEPARATOR);
+/** `name=value` of anything, one level of nesting laid flat. */
+function pairs(values: ReadonlyMap<string, Plain>): string {
+  const flat = new Map<string, Plain>();
+  for (const [key, value] of [...values].slice(0, 40)) {
+    if (value instanceof Map && value.size > 0) {
+      for (const [inner, item] of [...value].slice(0, 20)) {
+        flat.set(`${clean(key, 40)}.${clean(inner, 40)}`, item);
+      }
+    } else {
+      flat.set(clean(key, 40), value);
+    }
+  }
+  const shown = [...flat].filter(([, value]) => value !== null && value !== '');
+  return clean(shown.map(([key, value]) => `${key}=${brief(value, 80)}`).join(', '), 600);
+}
+
+function text(values: ReadonlyMap<string, Plain>, key: string): string {
+  const value = values.get(key);
+  return value === undefined || value === null || value === '' ? '' : clean(value, 60);
+}
+
+function torchOf(environment: ReadonlyMap<string, Plain>): string {
+  const versions = environment.get('versions');
+  const nested = versions instanceof Map ? text(versions, 'torch') : '';
+  return text(environment, 'torch') || text(environment, 'torch_version') || nested;
 }

@@ -25,7 +25,7 @@ from .choices import ACTIONS, DYNAMIC, Choices, Names, Offer, offers_for, rest_o
 from .live import Live
 from .main_thread import MainThread
 from .output import CellOutput
-from .panel import PREPARED, carry_out, failure_in_words, restored
+from .panel import PREPARED, carry_out, failure_in_words, known_report, restored
 from .tree import RegionTree
 from .verdict import Verdict, verdict
 
@@ -92,6 +92,7 @@ class Panel:
         self.report: Report | None = None
         self._reported_at = 0.0
         self._measured: Report | None = None  # what the slider ranks: the latest report that has figures for it
+        self._unfinished: Report | None = None  # of a tuning that was interrupted, to be continued
         self._busy = threading.Lock()
         self._lock = threading.RLock()  # a change may come on one thread while work on another ends
         self._setting = False
@@ -105,12 +106,17 @@ class Panel:
         _open.add(self)
 
     def _take_reports(self, model: nn.Module) -> None:
-        """Go on from what the latest panel of the same model showed: a cell that is run again loses no measurement."""
+        """Go on from what is known of the model already, so that nothing need be measured twice.
+
+        That is what the latest panel of the same model showed, else what a cell compared or tuned.
+        """
         others = [other for other in list(_open) if other._model() is model and other.report is not None]
         if others:
             latest = max(others, key=lambda other: other._reported_at)
             self.report, self._measured = latest.report, latest._measured
-            self._reported_at = latest._reported_at
+            self._reported_at, self._unfinished = latest._reported_at, latest._unfinished
+        elif (known := known_report(model)) is not None and verdict(known, 1) is not None:
+            self._measured = known
 
     def close(self) -> None:
         """Take the controls away. Work that waits is dropped; what was compiled stays, and so does the report."""
@@ -146,7 +152,7 @@ class Panel:
         self.title = widgets.HTML()
         self.strategy = _dropdown("strategy", offers.strategies, choices.strategy)
         self.backend = _dropdown("backend", offers.backends, choices.backend)
-        self.mode = _dropdown("mode", offers.modes, choices.mode)
+        self.mode = _dropdown("mode", offers.modes, choices.mode, width="290px")
         self.dynamic = _dropdown("dynamic", offers.dynamic, _word(choices.dynamic))
         self.rest = _dropdown("rest", offers.rest, choices.rest)
         self.fullgraph = widgets.Checkbox(
@@ -356,24 +362,38 @@ class Panel:
 
     def _work(self, action: str, choices: Choices) -> None:
         """The work of a button, on the main thread."""
+        from ..compiler import latest_tuning
+
         if self._closed:
             return
         model = self._model()
         if model is None:
             raise UsageError("the model that this panel was made for is gone; make a panel for the new one")
+        before = latest_tuning(model)
         shown = self._outputs[-1] if self._outputs else None
         live = Live(self._shell, quiet=shown is None, output=shown, on_stage=self._say)
         try:
             with live.working, working(action, live.progress):
-                report = carry_out(action, model, choices, self.tree, self.step, live.progress)
+                report = carry_out(action, model, choices, self.tree, self.step, live.progress, self._unfinished)
+        except KeyboardInterrupt:
+            kept = latest_tuning(model)
+            if kept is not None and kept is not before:
+                self._unfinished = kept
+                self._take_report(kept)
+            raise
         finally:
             live.stop()
+        if action in ("tune", "restore"):
+            self._unfinished = None
         if report is not None:
-            self.report, self._reported_at = report, time.monotonic()
-            if verdict(report, 1) is not None:
-                self._measured = report
+            self._take_report(report)
             for output in self._outputs:
                 output.report(report)
+
+    def _take_report(self, report: Report) -> None:
+        self.report, self._reported_at = report, time.monotonic()
+        if verdict(report, 1) is not None:
+            self._measured = report
 
     def _finish(self, action: str, error: BaseException | None) -> None:
         """Say how it went, and let every panel show the state of its model."""
@@ -403,6 +423,8 @@ class Panel:
 
     def _show_error(self, action: str, error: BaseException) -> None:
         text, details = failure_in_words(_TITLES[action], error)
+        if isinstance(error, KeyboardInterrupt) and action == "tune" and self._unfinished is not None:
+            text += " What was measured is kept; Tune goes on from there."
         self._tell("error", text, details)
 
     def _after_cell(self, result: object = None) -> None:
@@ -426,12 +448,12 @@ def _first(offers: tuple[Offer, ...]) -> str:
     return str(next((offer.value for offer in offers if not offer.reason), offers[0].value))
 
 
-def _dropdown(name: str, offers: tuple[Offer, ...], value: Any) -> Any:
+def _dropdown(name: str, offers: tuple[Offer, ...], value: Any, width: str = "230px") -> Any:
     return widgets.Dropdown(
         options=[(offer.text, offer.value) for offer in offers],
         value=value,
         description=name,
-        layout=_width("230px"),
+        layout=_width(width),
         style={"description_width": "64px"},
     )
 

@@ -92,8 +92,12 @@ def carry_out(
     tree: Tree,
     step: Callable[[], Any] | None,
     progress: Progress,
+    unfinished: Report | None = None,
 ) -> Report | None:
     """Do what the button for ``action`` says. If it fails, what was compiled before is on the model.
+
+    Args:
+        unfinished: a tuning that was interrupted; another one goes on from it, as long as it fits the model.
 
     Returns:
         The report of what was compiled or measured; ``None`` for restore.
@@ -111,9 +115,17 @@ def carry_out(
         from ..compare import compare
 
         return compare(model, step, ["eager", *choices.compare], progress=progress, **keywords)
-    from ..tune import tune
+    from ..tune import misfit, tune
 
-    return tune(model, step, progress=progress, **keywords)
+    resume = None if unfinished is None or misfit(model, unfinished) else unfinished
+    return tune(model, step, resume=resume, progress=progress, **keywords)
+
+
+def known_report(model: nn.Module) -> Report | None:
+    """What is known of a model that was compared or tuned already, ``None`` if nothing is."""
+    from ..compiler import current, latest_tuning, report
+
+    return None if current(model) is None and latest_tuning(model) is None else report(model)
 
 
 def _compile(

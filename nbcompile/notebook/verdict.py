@@ -49,6 +49,15 @@ class Verdict:
         return f"For {calls}: {self.best} is the best, {seconds(total)} in all."
 
     @property
+    def passed_over(self) -> str:
+        """Which settings are quicker by their figures and yet not the best, in words; ``""`` if none is."""
+        best = next(row.total for row in self.rows if row.name == self.best)
+        quicker = [row.name for row in self.rows if row.total is not None and best is not None and row.total < best]
+        if not quicker:
+            return ""
+        return f"What {' and '.join(quicker[:3])} would gain is within the spread, which counts as none."
+
+    @property
     def crossings(self) -> str:
         """Where another setting becomes the best, in words."""
         if len(self.spans) < 2:
@@ -61,10 +70,11 @@ class Verdict:
         """The ranking as a table without scripts."""
         eager = next((row.total for row in self.rows if row.name == "eager"), None)
         lines = "".join(self._line(row, eager) for row in self.rows)
+        below = " ".join(filter(None, (self.passed_over, self.crossings)))
         return (
             f'<div class="nbc-verdict"><p><b>{escape_html(self.sentence, 400)}</b></p><table><thead><tr>'
             f"<th>setting</th><th>{_calls(self.calls)}</th><th>against eager</th></tr></thead>"
-            f"<tbody>{lines}</tbody></table><p>{escape_html(self.crossings, 600)}</p></div>"
+            f"<tbody>{lines}</tbody></table><p>{escape_html(below, 800)}</p></div>"
         )
 
     def _line(self, row: Row, eager: float | None) -> str:

@@ -158,7 +158,8 @@ def pay_back(report: Report) -> list[Line]:
     measured = [
         (index, name, strategy, cold, steady, _even_calls(strategy))
         for index, (name, strategy) in enumerate(ordered_strategies(report))
-        for cold, steady in [(amount(strategy.cold_seconds), amount(strategy.steady_seconds))]
+        for steady in [amount(strategy.steady_seconds)]
+        for cold in [steady if name == "eager" else amount(strategy.cold_seconds)]  # as Trial.total_seconds counts
         if cold and steady
     ][:MOST_STRATEGIES]
     if not any(name != "eager" for _, name, *_ in measured):

@@ -23,6 +23,8 @@ _SMALLEST, _LARGEST = 1e-30, 1e100
 # Control characters, lone surrogates, and marks that reorder or hide text on screen.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufffe\uffff]+")
 
+#: From which number of seconds on a time is told in a longer unit, and that: 90 s and 267 s are easier to compare.
+_LONG_TIMES = ((48 * 3600.0, 24 * 3600.0, "d"), (3600.0, 3600.0, "h"), (600.0, 60.0, "min"))
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _SIZE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 _COUNT_UNITS = ((1e9, " B"), (1e6, " M"), (1e3, " k"), (1.0, ""))
@@ -69,7 +71,11 @@ def time_unit(longest: float) -> tuple[float, str]:
 
 
 def seconds(value: object) -> str:
-    """A time: ``"1.23 ms"``."""
+    """A time: ``"1.23 ms"``, ``"267 s"``, ``"19.4 h"``."""
+    number = amount(value)
+    for least, factor, unit in _LONG_TIMES:
+        if number is not None and number >= least:
+            return f"{digits(number / factor)} {unit}"
     return _in_units(value, _TIME_UNITS, " ", zero="0 s")
 
 

@@ -26,6 +26,21 @@ _WATCH = """(element) => {
     window.nbcompileSeen = seen;
 }"""
 
+#: Collects each state of an element's line of progress and bars, from now on.
+_WATCH_BARS = """(element) => {
+    window.nbcompileStates = [];
+    window.nbcompileObserver?.disconnect();
+    const look = () => {
+        const line = element.querySelector('.nbc-progress')?.innerText ?? '';
+        const bars = Array.from(element.querySelectorAll('.jp-RenderedHTML svg rect'));
+        const state = {line, bars: bars.map((bar) => bar.getAttribute('width')).join(' ')};
+        const last = window.nbcompileStates.at(-1);
+        if (last?.line !== state.line || last?.bars !== state.bars) window.nbcompileStates.push(state);
+    };
+    window.nbcompileObserver = new MutationObserver(look);
+    window.nbcompileObserver.observe(element, {childList: true, subtree: true, characterData: true});
+}"""
+
 
 class Lab:
     """A window of JupyterLab with one notebook in it."""
@@ -39,11 +54,19 @@ class Lab:
         self.known: list[str] = ["Failed to execute 'removeChild' on 'Node'"]
         self._errors: list[str] = []
         page.on("console", lambda message: self._note(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: self._note(f"uncaught: {error}"))
+        page.on("pageerror", lambda error: self._note(f"uncaught: {error}\n{error.stack}"))
 
     def errors(self) -> list[str]:
-        """What the browser's console has told of errors, but for those that the test expects."""
-        return [text for text in self._errors if not any(known in text for known in self.known)]
+        """What the browser's console has told of errors, but for those that the test expects, which are kept in a file.
+
+        The file is for whoever looks for the cause of one that comes now and then.
+        """
+        expected = [text for text in self._errors if any(known in text for known in self.known)]
+        if expected:
+            SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+            with (SCREENSHOTS / "known-errors.txt").open("a") as file:
+                file.writelines(f"{text}\n\n" for text in expected)
+        return [text for text in self._errors if text not in expected]
 
     def write(self, name: str, *cells: str) -> None:
         """Put a notebook where the server finds it."""
@@ -130,6 +153,17 @@ class Lab:
         """The texts that the watched element has shown."""
         return list(self.page.evaluate("() => window.nbcompileSeen"))
 
+    def watch_bars(self, element: Any) -> None:
+        """Note from now on each state of the live chart that an element shows; :meth:`bars` tells them."""
+        if element is None:
+            self.page.evaluate("() => window.nbcompileObserver.disconnect()")
+        else:
+            element.evaluate(_WATCH_BARS)
+
+    def bars(self) -> list[dict[str, str]]:
+        """The states that the watched element has shown: its ``line`` of progress, and the widths of its ``bars``."""
+        return list(self.page.evaluate("() => window.nbcompileStates"))
+
     def save(self, name: str) -> None:
         """Save by keys, and wait until the file holds what the page shows."""
         before = (self.server.notebooks / name).stat().st_mtime_ns
@@ -150,6 +184,7 @@ class Lab:
             self.theme(theme)
             if self.output(index).locator(".jp-RenderedPlotly").count():
                 self.figure(index)
+            self.page.locator("#jupyterlab-splash").wait_for(state="detached")  # it fades over the page at each change
             self.cell(index).screenshot(path=SCREENSHOTS / f"{name}-{theme}.png")
 
     def _note(self, text: str) -> None:
