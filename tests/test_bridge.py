@@ -308,10 +308,10 @@ def test_compile_waits_for_the_cell_and_its_answer_blocks_no_later_question(fron
     # WHEN the cell ends THEN it is done
     assert front.ended(cell, 10) == "ok"
     assert front.answer(question, 10)["result"]["model"]["compiled"]["backend"] == "eager"
-    assert front.ask("status")["waiting"] == []
     # AND the answer, which came from the main thread, has not sent later questions there
-    cell = front.start("time.sleep(2)")
-    front.until(lambda: bool(front.ask("status", seconds=1)["busy"]), 2)
+    cell = front.start("time.sleep(3)")
+    time.sleep(0.5)
+    assert front.ask("status", seconds=1)["waiting"] == []
     assert front.running(cell)
     # AND one that still waits can be cancelled
     question = front.question("restore", name="model")
