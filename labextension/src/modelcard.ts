@@ -1,10 +1,11 @@
 /**
  * One model in the side bar: what it is, what would be or is compiled of it, and the controls for that.
  */
-import { button, element, setText } from './dom';
+import { button, setText } from './controls';
+import { html } from './dom';
 import type { IModel, IOffer, Setting } from './protocol';
 import { count, middle, plural, shortCount } from './units';
-import { compiledLine } from './statewords';
+import { compiledLine } from './states';
 
 /** What a card's buttons ask for. */
 export interface IModelActions {
@@ -22,13 +23,13 @@ const PICKERS: readonly (readonly [string, Setting, string])[] = [
 ];
 
 export class ModelCard {
-  readonly node = element('section', 'nbcompile-model');
+  readonly node = html('section', { class: 'nbcompile-model' });
 
   constructor(
     private readonly name: string,
     actions: IModelActions
   ) {
-    const heading = element('h3', '', this.title);
+    const heading = html('h3', {}, this.title);
     this.node.setAttribute('aria-label', `model ${name}`);
     this.compile = button('Compile', () => actions.compile(name, this.chosen()), 'jp-mod-accept');
     this.restore = button('Restore', () => actions.restore(name));
@@ -37,7 +38,7 @@ export class ModelCard {
       this.state,
       this.plan,
       this.settings,
-      element('div', 'nbcompile-row', this.compile, this.restore)
+      html('div', { class: 'nbcompile-row' }, this.compile, this.restore)
     );
   }
 
@@ -49,7 +50,7 @@ export class ModelCard {
       this.model = model;
       const size = model.parameters === null ? '' : `, ${sizeOf(model.parameters)}`;
       this.title.replaceChildren(
-        element('strong', '', this.name),
+        html('strong', {}, this.name),
         ` ${model.className}${size}${model.device && model.device !== 'cpu' ? `, ${model.device}` : ''}`
       );
       setText(
@@ -65,28 +66,24 @@ export class ModelCard {
   }
 
   private showPlan(model: IModel): void {
-    const summary = element('summary');
-    const list = element('ul');
+    const summary = html('summary');
+    const list = html('ul');
     for (const group of model.groups) {
       list.append(
-        element(
-          'li',
-          '',
-          `${middle(group.path || '(model)', LONGEST_PATH)}: ${count(group.count)} × ${group.className}`
-        )
+        html('li', {}, `${middle(group.path || '(model)', LONGEST_PATH)}: ${count(group.count)} × ${group.className}`)
       );
     }
     for (const part of model.rest) {
-      const line = element(
+      const line = html(
         'li',
-        'nbcompile-faint',
+        { class: 'nbcompile-faint' },
         `${middle(part.path || '(model)', LONGEST_PATH)}: ${part.decision}, ${part.reason}`
       );
       list.append(line);
     }
     if (model.groups.length === 0) {
       setText(summary, 'Plan: nothing repeats');
-      list.append(element('li', 'nbcompile-faint', model.reason));
+      list.append(html('li', { class: 'nbcompile-faint' }, model.reason));
     } else {
       const blocks = model.groups.reduce((sum, group) => sum + (group.count ?? 0), 0);
       setText(summary, `Plan: ${plural(blocks, 'block')} in ${plural(model.groups.length, 'group')}`);
@@ -98,13 +95,13 @@ export class ModelCard {
     for (const [word, setting, title] of PICKERS) {
       let picker = this.pickers.get(word);
       if (picker === undefined) {
-        picker = element('select');
+        picker = html('select');
         picker.addEventListener('change', () => {
           this.touched.add(word);
           this.refresh();
         });
         this.pickers.set(word, picker);
-        this.settings.append(element('label', '', element('span', '', title), picker));
+        this.settings.append(html('label', {}, html('span', {}, title), picker));
       }
       const before = picker.value;
       picker.replaceChildren(...model.offers[setting].map(option));
@@ -138,10 +135,10 @@ export class ModelCard {
     return settings;
   }
 
-  private readonly title = element('span');
-  private readonly state = element('p', 'nbcompile-state');
-  private readonly plan = element('details', 'nbcompile-plan');
-  private readonly settings = element('div', 'nbcompile-settings');
+  private readonly title = html('span');
+  private readonly state = html('p', { class: 'nbcompile-state' });
+  private readonly plan = html('details', { class: 'nbcompile-plan' });
+  private readonly settings = html('div', { class: 'nbcompile-settings' });
   private readonly pickers = new Map<string, HTMLSelectElement>();
   private readonly touched = new Set<string>();
   private readonly compile: HTMLButtonElement;
@@ -155,7 +152,7 @@ function sizeOf(parameters: number): string {
 }
 
 function option(offer: IOffer): HTMLOptionElement {
-  const made = element('option', '', offer.reason ? `${offer.label} (not here: ${offer.reason})` : offer.label);
+  const made = html('option', {}, offer.reason ? `${offer.label} (not here: ${offer.reason})` : offer.label);
   made.value = offer.value;
   made.disabled = offer.reason !== '';
   made.title = offer.reason;

@@ -8,12 +8,13 @@ import { Throttler } from '@lumino/polling';
 import { Widget } from '@lumino/widgets';
 
 import { CANCEL, ICurrentKernel, OPEN_SIDEBAR } from './current';
-import { button, element, setText } from './dom';
+import { button, setText } from './controls';
+import { html } from './dom';
 import { History, type IRun } from './history';
 import type { KernelLink } from './kernel';
 import { ModelCard } from './modelcard';
 import { readModels, readText, type IModels, type IStatus } from './protocol';
-import { obstacle, workLine, workShare, workTimes } from './statewords';
+import { obstacle, workLine, workShare, workTimes } from './states';
 import icon from '../style/icon.svg';
 
 const ID = 'nbcompile-sidebar';
@@ -34,15 +35,15 @@ class SideBar extends Widget {
     this.node.setAttribute('aria-label', 'nbcompile');
     this.cancel = button('Cancel', () => void this.cancelWork(), 'jp-mod-warn');
     this.message.setAttribute('role', 'status');
-    this.work.append(this.workText, this.bar, element('div', 'nbcompile-row', this.workNumbers, this.cancel));
+    this.work.append(this.workText, this.bar, html('div', { class: 'nbcompile-row' }, this.workNumbers, this.cancel));
     this.node.append(
-      element('h2', '', 'nbcompile'),
+      html('h2', {}, 'nbcompile'),
       this.where,
       this.hint,
       this.work,
       this.message,
       this.models,
-      element('h2', '', 'Runs in this notebook'),
+      html('h2', {}, 'Runs in this notebook'),
       this.runs
     );
     this.throttler = new Throttler(() => this.showHistory(), { limit: HISTORY_EVERY });
@@ -250,27 +251,23 @@ class SideBar extends Widget {
     this.shownRuns = text;
     this.runs.replaceChildren(...runs.map(run => this.runNode(run)));
     if (runs.length === 0) {
-      this.runs.append(element('p', 'nbcompile-faint', 'Reports in its outputs are listed here. There are none yet.'));
+      this.runs.append(
+        html('p', { class: 'nbcompile-faint' }, 'Reports in its outputs are listed here. There are none yet.')
+      );
     }
   }
 
   private runNode(run: IRun): HTMLElement {
-    const table = element('table');
-    const head = element('tr', '', ...['', 'cold', 'steady'].map(text => element('th', '', text)));
+    const table = html('table');
+    const head = html('tr', {}, ...['', 'cold', 'steady'].map(text => html('th', {}, text)));
     const rows = run.figures.map(figures =>
-      element(
-        'tr',
-        '',
-        element('th', '', figures.name),
-        element('td', '', figures.cold),
-        element('td', '', figures.steady)
-      )
+      html('tr', {}, html('th', {}, figures.name), html('td', {}, figures.cold), html('td', {}, figures.steady))
     );
-    table.append(element('thead', '', head), element('tbody', '', ...rows));
-    const made = element(
+    table.append(html('thead', {}, head), html('tbody', {}, ...rows));
+    const made = html(
       'button',
-      'nbcompile-run',
-      element('span', '', element('strong', '', run.prompt), ` ${run.what}${run.model ? ` ${run.model}` : ''}`),
+      { class: 'nbcompile-run' },
+      html('span', {}, html('strong', {}, run.prompt), ` ${run.what}${run.model ? ` ${run.model}` : ''}`),
       ...(rows.length > 0 ? [table] : [])
     );
     made.type = 'button';
@@ -287,17 +284,17 @@ class SideBar extends Widget {
     }
   }
 
-  private readonly where = element('p', 'nbcompile-where');
-  private readonly hint = element('p', 'nbcompile-hint');
-  private readonly work = element('section', 'nbcompile-work');
-  private readonly workText = element('p');
-  private readonly workNumbers = element('span', 'nbcompile-numbers');
-  private readonly bar = element('progress');
-  private readonly message = element('p', 'nbcompile-message');
-  private readonly cardList = element('div');
-  private readonly modelsHint = element('p', 'nbcompile-faint');
-  private readonly models = element('div', '', this.cardList, this.modelsHint);
-  private readonly runs = element('div', 'nbcompile-runs');
+  private readonly where = html('p', { class: 'nbcompile-where' });
+  private readonly hint = html('p', { class: 'nbcompile-hint' });
+  private readonly work = html('section', { class: 'nbcompile-work' });
+  private readonly workText = html('p');
+  private readonly workNumbers = html('span', { class: 'nbcompile-numbers' });
+  private readonly bar = html('progress');
+  private readonly message = html('p', { class: 'nbcompile-message' });
+  private readonly cardList = html('div');
+  private readonly modelsHint = html('p', { class: 'nbcompile-faint' });
+  private readonly models = html('div', {}, this.cardList, this.modelsHint);
+  private readonly runs = html('div', { class: 'nbcompile-runs' });
   private readonly cancel: HTMLButtonElement;
   private readonly cards = new Map<string, ModelCard>();
   private readonly history = new History();

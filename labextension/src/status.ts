@@ -7,7 +7,7 @@ import { Signal, type ISignal } from '@lumino/signaling';
 import { Widget } from '@lumino/widgets';
 
 import { ICurrentKernel, OPEN_SIDEBAR } from './current';
-import { statusLine, workLine } from './statewords';
+import { statusLine, workLine } from './states';
 
 /** The item. Pressed, it opens the side bar. */
 class StatusItem extends Widget {

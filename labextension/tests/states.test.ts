@@ -4,7 +4,7 @@ import { test } from 'node:test';
 import { runOf } from '../src/history';
 import { readModels, readStatus } from '../src/protocol';
 import { readReport } from '../src/read';
-import { compiledLine, obstacle, statusLine, workLine, workShare, workTimes } from '../src/statewords';
+import { compiledLine, obstacle, statusLine, workLine, workShare, workTimes } from '../src/states';
 
 const MODEL = {
   strategy: 'regional',
