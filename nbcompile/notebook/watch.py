@@ -14,7 +14,7 @@ from contextvars import Context
 from typing import Any
 
 #: Seconds between two states: usually, and while rounds are timed, which a thread that wakes up often would disturb.
-_EVERY, _WHILE_TIMING = 0.3, 1.0
+_EVERY, _WHILE_TIMING = 0.2, 1.0
 #: The least time between two, however often cells begin and end.
 _LEAST = 0.05
 #: A page that is loaded again does not take leave: the oldest front ends are forgotten.
