@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from .errors import leave_out_compiler
+
 #: Seconds until an interrupt that came at a bad moment, or was dropped, is sent again.
 _WAIT, _AFTER_DROP = 0.01, 0.05
 #: It waits no longer than this: a user who is not heard kills the kernel.
@@ -61,6 +63,9 @@ def delivered_safely() -> Iterator[None]:
     sys.unraisablehook = dropped
     try:
         yield
+    except KeyboardInterrupt as interrupt:
+        leave_out_compiler(interrupt)
+        raise
     finally:
         sys.unraisablehook = hook
         signal.signal(signal.SIGINT, handler)

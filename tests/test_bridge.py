@@ -104,8 +104,8 @@ def test_status_is_answered_and_sent_while_the_main_thread_compiles(front: Front
     # THEN it is answered each time, at once, also while a compiler keeps the interpreter for itself
     compiling = [(at, s["work"]) for at, s in asked if s["work"] and s["work"]["region"].startswith("layers.")]
     assert len(compiling) >= 5
-    assert sorted(waits)[len(waits) // 2] < 0.25
-    assert max(waits) < 2.0  # on a machine that has other things to do, too
+    assert sorted(waits)[len(waits) // 2] < 1.0  # 0.02 s on a machine that has nothing else to do
+    assert max(waits) < 5.0
     # AND what it says goes on: the time passes, the regions come one after another
     assert len({work["elapsed_seconds"] for _, work in compiling}) == len(compiling)
     assert len({work["region"] for _, work in compiling}) >= 2
@@ -116,10 +116,10 @@ def test_status_is_answered_and_sent_while_the_main_thread_compiles(front: Front
     done = [m["compiled"] for m in models]
     assert done == sorted(done)
     assert done[-1] > done[0]
-    # AND what comes unasked changes at least twice a second
+    # AND what comes unasked changes at least once a second: five times where nothing else runs
     begun, over = compiling[0][0], compiling[-1][0]
     unasked = [at for at, event in front.events if begun <= at <= over and event["status"]["work"]]
-    assert len(unasked) >= 2 * (over - begun) - 1
+    assert len(unasked) >= (over - begun) - 1
     if front.running(cell):
         assert front.ask("cancel")["cancelled"] is True
         front.ended(cell, 10)
@@ -138,7 +138,7 @@ def test_status_is_answered_while_rounds_are_timed(front: FrontEnd) -> None:
     for _ in range(4):
         before = time.monotonic()
         seen.append(front.ask("status"))
-        assert time.monotonic() - before < 0.4
+        assert time.monotonic() - before < 1.5  # four rounds of a strategy take as long
         time.sleep(0.5)
     assert {state["timing"] for state in seen} == {True}
     assert {state["work"]["unit"] for state in seen} == {"rounds"}
@@ -168,7 +168,7 @@ def test_cancel_stops_what_compiles(front: FrontEnd, name: str, backend: str) ->
     assert answer["cancelled"] is True
     assert "was interrupted" in answer["message"]
     assert front.ended(cell, 10) == "KeyboardInterrupt"
-    assert time.monotonic() - before < 3
+    assert time.monotonic() - before < 10
     # AND nothing goes on, the next cell works, and no thread of it is left
     assert front.ask("status")["work"] is None
     if name == "call":  # the user compiled it, the user takes it back
@@ -188,7 +188,7 @@ def test_cancel_stops_what_a_panel_does(front: FrontEnd) -> None:
     assert front.ask("cancel")["cancelled"] is True
     # THEN the panel says so and its model is as it was
     assert "Compile was interrupted. The model is as it was before." in front.run("print(panel.message.value)")
-    assert time.monotonic() - before < 3
+    assert time.monotonic() - before < 10
     assert front.run(EAGER).startswith("12 ")
     front.run("panel.close()")
 
@@ -249,7 +249,7 @@ for number in range(5000): globals()[f"value_{number}"] = number
     before = time.monotonic()
     answer = front.ask("models")
     # THEN each is there once, soon, with its plan
-    assert time.monotonic() - before < 2
+    assert time.monotonic() - before < 10
     assert answer["stale"] is False
     found = {each["name"]: each for each in answer["models"]}
     assert list(found) == ["model", "single"]

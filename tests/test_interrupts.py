@@ -154,6 +154,18 @@ def test_an_interrupt_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) ->
     assert time.monotonic() - begin < 10
 
 
+def test_the_compilers_own_lines_are_left_out_of_the_traceback() -> None:
+    # GIVEN a compile that is interrupted WHEN it was to be delivered safely
+    def interrupted(graph: Any, inputs: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught, delivered_safely():
+        torch.compile(lambda x: x + 1, backend=interrupted)(torch.ones(2))
+    # THEN its traceback ends where the compiler begins, and says so
+    assert not any("convert_frame" in str(entry.path) for entry in caught.traceback)
+    assert any("compiler's own lines are left out" in note for note in caught.value.__notes__)
+
+
 def test_another_thread_changes_nothing() -> None:
     # GIVEN a thread that is not the main one WHEN it works so THEN the handlers are as before
     before, seen = (signal.getsignal(signal.SIGINT), sys.unraisablehook), []
