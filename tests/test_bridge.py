@@ -122,7 +122,7 @@ def test_status_is_answered_and_sent_while_the_main_thread_compiles(front: Front
     assert len(unasked) >= (over - begun) - 1
     if front.running(cell):
         assert front.ask("cancel")["cancelled"] is True
-        front.ended(cell, 10)
+        front.ended(cell, 60)
 
 
 def test_status_is_answered_while_rounds_are_timed(front: FrontEnd) -> None:

@@ -7,13 +7,14 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from .. import ongoing
 from ..errors import UsageError
 from .status import compiling_call, latest
 
-#: Seconds after which an interrupt that Python has dropped is sent again, and how often at the most.
-_AGAIN_AFTER, _MOST_OFTEN = 0.5, 5
+#: Seconds after which an interrupt that has not ended the work is sent again, and how often at the most.
+_AGAIN_AFTER, _MOST_OFTEN = 1.0, 5
 
 
 def cancel() -> str:
@@ -30,7 +31,7 @@ def cancel() -> str:
                 f"the {work.kind} that goes on runs in a thread of its own, which cannot be interrupted; it ends by "
                 "itself"
             )
-        _interrupt(main)  # what Python drops of it is delivered again, see interrupts.delivered_safely
+        _insist(main, lambda: ongoing.work() is work)
         return f"{work.kind.capitalize()} was interrupted at: {work.progress.glance().stage or 'its beginning'}"
     call = compiling_call(latest())
     if call is None:
@@ -38,22 +39,23 @@ def cancel() -> str:
             "nothing of nbcompile goes on, so nothing was interrupted; a running cell is stopped by the notebook's own "
             "Interrupt"
         )
-    _interrupt(main)
-    threading.Thread(target=_insist, args=(main, call[2]), name="nbcompile-cancel", daemon=True).start()
+    began = call[2]
+    _insist(main, lambda: (now := compiling_call(latest())) is not None and now[2] == began)
     return f"The compile of {call[0] or 'the model'} was interrupted; the cell that called the model ends with it"
 
 
-def _insist(main: threading.Thread, began: float) -> None:
-    """Interrupt a plain call again for as long as it goes on compiling.
+def _insist(main: threading.Thread, goes_on: Callable[[], bool]) -> None:
+    """Interrupt now, and again for as long as the same goes on: there are many places in which Python drops one."""
 
-    Dynamo has many destructors and callbacks of weak references, in which Python drops what an interrupt raises.
-    """
-    for _ in range(_MOST_OFTEN):
-        time.sleep(_AGAIN_AFTER)
-        call = compiling_call(latest())
-        if call is None or call[2] != began:
-            return
-        _interrupt(main)
+    def again() -> None:
+        for _ in range(_MOST_OFTEN):
+            time.sleep(_AGAIN_AFTER)
+            if not goes_on():
+                return
+            _interrupt(main)
+
+    _interrupt(main)
+    threading.Thread(target=again, name="nbcompile-cancel", daemon=True).start()
 
 
 def _interrupt(main: threading.Thread) -> None:
