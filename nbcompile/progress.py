@@ -8,12 +8,15 @@ phase of a compile is read from the stack of the thread that compiles, which cos
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
+import operator
 import sys
 import threading
 import time
@@ -21,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from statistics import median
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, NamedTuple
 
 from . import ongoing
@@ -314,19 +317,33 @@ def phase_of(thread: int) -> str:
     generation, counts to that, as in the compiler's own records. That it is a compile, and no compiled code running, is
     told by an entry of Dynamo further out, or, for a backward graph that is compiled at run time, by one of Inductor.
     """
-    frame: FrameType | None = sys._current_frames().get(thread)
     found: dict[str, None] = {}
     backward = False
-    while frame is not None:
-        phase, entry = _place(frame.f_code)
+    for code in _codes_of(thread):
+        phase, entry = _place(code)
         found[phase] = None
         if entry == "dynamo":
             return next((phase for phase in ("kernels", "codegen", *found) if phase in found and phase), "")
         backward = backward or entry == "inductor"
-        frame = frame.f_back
     if not backward:
         return ""
     return "kernels" if "kernels" in found else "backward"
+
+
+def _codes_of(thread: int) -> list[CodeType]:
+    """The code of each frame of another thread, innermost first.
+
+    The frames are walked by one call of C functions, in which no other thread gets its turn: Dynamo runs code in frames
+    of its own making, and one that has ended meanwhile led to an object that was no frame (Python 3.11, torch 2.13).
+    """
+    frame = sys._current_frames().get(thread)
+    codes: collections.deque[Any] = collections.deque()
+    with contextlib.suppress(AttributeError):  # the outermost frame has none behind it
+        codes.extend(map(_code, itertools.accumulate(itertools.repeat("f_back"), getattr, initial=frame)))
+    return [code for code in codes if isinstance(code, CodeType)]
+
+
+_code = operator.attrgetter("f_code")
 
 
 @functools.lru_cache(maxsize=4096)
