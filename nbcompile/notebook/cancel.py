@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from .. import ongoing
 from ..errors import UsageError
+from ..progress import phase_of
 from .status import compiling_call, latest
 
 #: Seconds after which an interrupt that has not ended the work is sent again, and how often at the most.
@@ -31,7 +32,8 @@ def cancel() -> str:
                 f"the {work.kind} that goes on runs in a thread of its own, which cannot be interrupted; it ends by "
                 "itself"
             )
-        _insist(main, lambda: ongoing.work() is work)
+        # only while it compiles: what puts the model back afterwards must not be interrupted
+        _insist(main, lambda: ongoing.work() is work and bool(phase_of(work.thread)))
         return f"{work.kind.capitalize()} was interrupted at: {work.progress.glance().stage or 'its beginning'}"
     call = compiling_call(latest())
     if call is None:
