@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 import torch._dynamo
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException, TorchRuntimeError
 
 from . import causes, events, explain
 from .errors import CompilationError, leave_out_compiler
+from .fastpath import FastPath, ordinary_stance
 from .integrations import transformers
 from .variants import Circumstances, Group, Variant
 from .variants import call as _call
@@ -27,6 +28,8 @@ COMPILER_ERRORS = (TorchDynamoException, FailOnRecompileLimitHit)
 
 #: Hooks that are registered anew at each call would need a new variant each time; after this many a block stays eager.
 _MOST_HOOKED_VARIANTS = 8
+#: So many versions of its code (other shapes, other flags) a block tries before it goes the compiler's own way.
+_MOST_FAST_PATHS = 4
 
 
 class Region:
@@ -43,6 +46,8 @@ class Region:
         self.block = weakref.ref(block)
         self.group = group
         self.table: dict[Circumstances, Variant] = {}
+        self.fast: list[tuple[FastPath, bool]] = []  # the latest first; each with whether the layer's index was hidden
+        self.fast_version = 0  # of the blocks' methods, see methods.Methods
         self.look_at(block)
         self.compiled: bool | None = None
         self.eager_reason = ""
@@ -54,6 +59,7 @@ class Region:
         registrations.watch(block)
         self.registrations = registrations.count
         self.hooks, self.backward_hooks = hook_dictionaries(block)
+        self.all_hooks = self.hooks + self.backward_hooks
         self.index_holders = transformers.index_holders(block)
         self.index = transformers.own_index(self.index_holders)
 
@@ -68,6 +74,18 @@ class Region:
                 return None
             variant = self.table[circumstances] = self.group.choose(self, circumstances, hooks)
         return variant
+
+    def learn_fast_path(
+        self, variant: Variant, arguments: dict[str, Any], *, index_hidden: bool, version: int
+    ) -> FastPath | None:
+        """Look for a direct way to the code that fits this call, and remember it."""
+        path = variant.fast_path(arguments)
+        if path is not None:
+            if version != self.fast_version:
+                self.fast, self.fast_version = [], version
+            others = [known for known in self.fast if known[0].alive and known[0] is not path]
+            self.fast = [(path, index_hidden), *others][:_MOST_FAST_PATHS]
+        return path
 
     def ran(self, compiled: bool, reason: str = "") -> None:
         """Note how the block's latest call ran."""
@@ -156,21 +174,26 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
     def border(*args: Any, **kwargs: Any) -> Any:
         if is_compiling() or is_tracing():  # someone compiles or traces the model around us: be invisible
             return call_impl(*args, **kwargs)
+        if position <= group.latest:  # no further on than the block before: a new step begins
+            new_step, group.fitted = True, None
+        else:
+            new_step = False
         if region.registrations != registrations.count:
             region.look_at(block)
             group.look_at_methods()
-        elif position <= group.latest:  # no further on than the block before: a new step begins
+        elif new_step:
             methods.check()
         group.latest = position
         given = args, kwargs
         hooks: Sequence[Any] = ()
-        if any(region.backward_hooks):
-            region.ran(False, "it has backward hooks, which compiled code does not always run")
-            return call_impl(*args, **kwargs)
-        if any(isinstance(value, torch.Tensor) and value.is_nested for value in args):
-            region.ran(False, "it was handed a nested tensor, on which the compiler's guards can end the process")
-            return call_impl(*args, **kwargs)
-        if any(region.hooks):
+        for value in args:
+            if isinstance(value, Tensor) and value.is_nested:
+                region.ran(False, "it was handed a nested tensor, on which the compiler's guards can end the process")
+                return call_impl(*args, **kwargs)
+        if any(region.all_hooks):
+            if any(region.backward_hooks):
+                region.ran(False, "it has backward hooks, which compiled code does not always run")
+                return call_impl(*args, **kwargs)
             hooks = [hook for dictionary in region.hooks for hook in dictionary.values()]
         put_back, cache_kind = None, ""
         # a hook may look at the block's index, so under hooks the index has to mean what it says
@@ -178,6 +201,17 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
             narrowed = region.own_layer_only(args, kwargs)
             if narrowed is not None:
                 args, kwargs, put_back, cache_kind = narrowed
+        hidden = put_back is not None
+        direct = not hooks and ordinary_stance()
+        arguments = {"block": block, "args": args, "kwargs": kwargs}
+        if direct and region.fast_version == methods.version:
+            for path, for_hidden in region.fast:
+                fits = path.fits_again if path is group.fitted else path.fits
+                if for_hidden is hidden and path.alive and fits(arguments):
+                    group.fitted = path
+                    region.compiled = True
+                    result = path.run(block, args, kwargs)
+                    return result if put_back is None else put_back(result)
         circumstances = Circumstances(
             block.training,
             _gradients(args) if is_grad_enabled() else "gradients off",
@@ -192,8 +226,14 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
         if variant.broken:
             region.ran(False, "compiling failed")
             return call_impl(*given[0], **given[1])
+        if direct:
+            way = region.learn_fast_path(variant, arguments, index_hidden=hidden, version=circumstances.code)
+            if way is not None:
+                region.compiled = True
+                result = way.run(block, args, kwargs)
+                return result if put_back is None else put_back(result)
         frames = frames_seen()
-        outer = _call.enter(region.path, now(), breaks_seen(), index_hidden=put_back is not None)
+        outer = _call.enter(region.path, now(), breaks_seen(), index_hidden=hidden)
         try:
             result = variant.function(block, args, kwargs)
             if frames_seen() != frames:

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch._dynamo.exc import RestartAnalysis, SkipFrame
 
-from . import events, explain
+from . import events, explain, fastpath
 from .errors import CompilationError, CompilationWarning
 from .integrations import layer_index
 from .interrupts import delivered_safely
@@ -137,6 +137,7 @@ class Variant:
             options={"guard_filter_fn": _guard_reader(weakref.ref(self), filter_guards)},
             **_isolation(),  # type: ignore[call-overload]  # only the implementation's signature has the keyword
         )
+        self._fast_paths = fastpath.FastPaths(self.function) if fastpath.usable(plugin.mode, options) else None
 
     def suits(self, block: nn.Module) -> bool:
         """Whether the block has the values that this variant was compiled for."""
@@ -155,6 +156,16 @@ class Variant:
         self.most_graphs_run = max(self.most_graphs_run, call.graphs_run)
         limited = any(done.hit_limit for done in self.log.compiles)
         return call.graphs_run == self.most_graphs_run > 0 or (call.graphs_run > 0 and not limited)
+
+    def fast_path(self, arguments: dict[str, Any]) -> fastpath.FastPath | None:
+        """A direct way to the code for these arguments of :attr:`function`; ``None`` without one.
+
+        Past a graph break the compiler has to see the calls that the code makes, and a graph that was not compiled has
+        to tell so.
+        """
+        if self._fast_paths is None or self.log.breaks or self.failure:
+            return None
+        return self._fast_paths.find(arguments)
 
     def note_failure(self, error: BaseException) -> None:
         """Keep the compiler's message, and say once for the group that it failed."""
@@ -177,6 +188,7 @@ class Group:
         self.known: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # what the container held when it was compiled
         self.methods = Methods()
         self.latest = 0  # the place among the regions of the block that was called last
+        self.fitted: fastpath.FastPath | None = None  # the path all of whose guards held for a block of this step
         self.notes: dict[str, None] = {}
         self._warned: set[str] = set()
 

@@ -22,7 +22,7 @@ STOREYS: list[set[str]] = [
     {"cache", "estimate", "ongoing", "space"},
     {"progress"},
     {"explain", "measure"},
-    {"breaks", "causes", "methods"},
+    {"breaks", "causes", "fastpath", "methods"},
     {"events"},
     # reads what transformers defines once the user has loaded it; knows nothing of this package
     {"integrations.layer_index"},
