@@ -21,6 +21,7 @@ import contextlib
 import dataclasses
 import random
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -86,6 +87,12 @@ class _Recorded:
             place.copy_(_compact(given))
 
 
+class _Seat:
+    """Where a model's standing is kept: with the function in its slot, so that it goes when the model does."""
+
+    standing: Standing | None = None
+
+
 class Replays:
     """The graphs of one compilation of a model, and what became of its calls.
 
@@ -107,7 +114,7 @@ class Replays:
         self._reasons: dict[str, None] = {}
         self._kinds: OrderedDict[Any, _Kind] = OrderedDict()
         self._graphs: OrderedDict[Any, _Recorded] = OrderedDict()
-        self._standing: Standing | None = None
+        self._seat: weakref.ref[_Seat] | None = None
         self._faint: list[Any] | None = None
         self._layer: Layer | None = None
         self._pool: Any = None
@@ -115,6 +122,17 @@ class Replays:
         self._wasted = 0
         self._given_up = ""
         self._lock = threading.Lock()
+
+    @property
+    def _standing(self) -> Standing | None:
+        seat = None if self._seat is None else self._seat()
+        return None if seat is None else seat.standing
+
+    @_standing.setter
+    def _standing(self, standing: Standing | None) -> None:
+        seat = None if self._seat is None else self._seat()
+        if seat is not None:
+            seat.standing = standing
 
     # -- on and off the model ------------------------------------------------------------------------------------------
 
@@ -137,7 +155,7 @@ class Replays:
     def take_off(self, model: nn.Module) -> None:
         """Empty the slot again, unless someone else has filled it since. The graphs are kept."""
         slot: Any = model.__dict__.get(SLOT)
-        self._standing = None  # it holds the model
+        self._standing = None
         if getattr(slot, "region", None) is self:
             before = slot.before
             if before is None or getattr(getattr(before, "region", None), "retired", False):
@@ -166,6 +184,8 @@ class Replays:
         is_compiling: Callable[[], bool] = torch.compiler.is_compiling
         is_tracing: Callable[[], bool] = torch.jit.is_tracing
         is_grad_enabled = torch.is_grad_enabled
+        seat = _Seat()
+        self._seat = weakref.ref(seat)
 
         def slot(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or is_tracing() or _watched():
@@ -183,7 +203,7 @@ class Replays:
             finally:
                 self._lock.release()
 
-        slot.region, slot.before = self, before  # type: ignore[attr-defined]
+        slot.region, slot.before, slot.seat = self, before, seat  # type: ignore[attr-defined]
         return slot
 
     def _call(self, model: nn.Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -250,8 +270,8 @@ class Replays:
             if len(self._kinds) > _MOST_KINDS:
                 self._kinds.popitem(last=False)
                 self._reasons.setdefault(
-                    f"the calls differ in shape or arguments, {_MOST_KINDS} kinds and more: only what comes three times "
-                    "is recorded. Pad the inputs to a few lengths",
+                    f"the calls differ in shape or arguments, {_MOST_KINDS} kinds and more: only what comes three "
+                    "times is recorded. Pad the inputs to a few lengths",
                     None,
                 )
         self._kinds.move_to_end(key)

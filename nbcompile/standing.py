@@ -52,6 +52,7 @@ class Standing:
         named = list(model.named_modules())
         modules = [module for _, module in named]
         self._names = [name for name, _ in named]
+        self._parts, self._classes = modules, [*map(type, modules)]
         self._children = _Members([module._modules for module in modules])
         self._slots = _Members([members for module in modules for members in (module._parameters, module._buffers)])
         self.tensors = [tensor for tensor in self._slots.values if tensor is not None]
@@ -94,6 +95,8 @@ class Standing:
         try:
             if not self._children.same():
                 return "a module was put in, taken away or exchanged"
+            if [*map(type, self._parts)] != self._classes:
+                return "a module was given another class"
             if not self._slots.same():
                 return "a weight or buffer was exchanged"
             if [*map(_address, self.tensors)] != self._addresses:
@@ -170,6 +173,7 @@ class Standing:
 
     def _faint(self, modules: list[nn.Module]) -> list[Any]:
         facts: list[Any] = [weakref.ref(module) for module in modules]
+        facts += map(id, self._classes)
         facts += map(id, self._slots.values)
         if not self.unfit:
             facts += [self._addresses, self._sizes, self._all_strides, self._versions]
