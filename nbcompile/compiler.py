@@ -26,7 +26,7 @@ from torch import nn
 from . import describe, events
 from .border import Region, is_passage, make_border, make_passage, region_of
 from .errors import UsageError
-from .graphs import Replays
+from .graphs import Replays, check_setting
 from .plugin import Backend, TorchDynamoPlugin
 from .regions import RegionPlan, check_model, class_name, plan_regions
 from .report import Report, Strategy
@@ -195,6 +195,7 @@ def compile_regions(
     """
     check_model(model)
     settings = _settings(plugin, fullgraph, dynamic, backend, mode, options, disable)
+    check_setting(cuda_graph, settings)
     plan = plan_regions(model, rest=rest, regions=regions)
     _refuse_offloaded(model, [path for group in plan.groups for path in group.blocks])
     adopt(model, Compilation(model, settings, strategy="regional", plan=plan, rest=rest, cuda_graph=cuda_graph))

@@ -30,7 +30,8 @@ import torch
 from torch import nn
 
 from .device import Layer, layer_for
-from .errors import leave_out_compiler
+from .errors import UsageError, leave_out_compiler
+from .plugin import TorchDynamoPlugin
 from .standing import Standing
 
 SLOT = "_compiled_call_impl"
@@ -50,7 +51,30 @@ _HOOKS = "the model has hooks, which a replay would not run"
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, slice, type(...))
 _TENSORS = (torch.Tensor, nn.Parameter)
 
+#: A process records one graph at a time. A model within another is not recorded while the other is.
+_one_at_a_time = threading.RLock()
+#: Modes of the inductor backend that record CUDA graphs themselves, and what to use in their place.
+_RECORDING_MODES = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
+
 Inputs = Sequence[torch.Tensor]
+
+
+def check_setting(cuda_graph: object, plugin: TorchDynamoPlugin) -> None:
+    """Refuse what cannot be meant.
+
+    Raises:
+        UsageError: no boolean, or settings by which the backend records graphs too, which does not go within another.
+    """
+    if not isinstance(cuda_graph, bool):
+        raise UsageError(f"cuda_graph takes True or False, not {cuda_graph!r}")
+    instead = _RECORDING_MODES.get(plugin.mode or "")
+    if cuda_graph and instead is not None:
+        raise UsageError(
+            f"mode={plugin.mode!r} records a CUDA graph for each block, and cuda_graph=True one for the whole step, "
+            f"which cannot hold others. Use cuda_graph=True with mode={instead!r}, or the mode alone"
+        )
+    if cuda_graph and (plugin.options or {}).get("triton.cudagraphs"):
+        raise UsageError("the option triton.cudagraphs and cuda_graph=True exclude one another; leave the option out")
 
 
 class Unfit(Exception):
@@ -371,7 +395,7 @@ class Replays:
         def call() -> Any:
             return run(*own_args, **own_kwargs)
 
-        with _no_cached_casts():
+        with _one_at_a_time, _no_cached_casts():
             places = layer.rehearse(call)
             changed = standing.changed()
             if changed:

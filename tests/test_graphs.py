@@ -697,6 +697,35 @@ def test_without_the_keyword_the_models_own_call_is_untouched(fake: FakeDevice) 
     assert notes(model) == ""
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cuda_graph": "yes"}, "cuda_graph takes True or False, not 'yes'"),
+        ({"mode": "reduce-overhead"}, "records a CUDA graph for each block.*mode='default'"),
+        ({"mode": "max-autotune"}, "mode='max-autotune-no-cudagraphs'"),
+        ({"options": {"triton.cudagraphs": True}}, "exclude one another"),
+    ],
+)
+def test_what_cannot_be_meant(settings: dict[str, Any], message: str) -> None:
+    model = net()
+    with pytest.raises(nbcompile.UsageError, match=message):
+        nbcompile.compile_regions(model, **{"cuda_graph": True, **settings})
+    assert all(SLOT not in vars(module) for module in model.modules())
+
+
+def test_models_within_one_another(fake: FakeDevice) -> None:
+    # GIVEN a model with graphs within another with graphs WHEN both are called THEN neither is stale
+    inner = net()
+    outer = nn.Sequential(inner, net(2))
+    compiled(inner)
+    nbcompile.compile_regions(outer, backend=BACKEND, cuda_graph=True, regions=["1.layers"], rest="eager")
+    for turn in range(6):
+        x = rows() + turn
+        torch.testing.assert_close(outer(x), expected(outer, x))
+        torch.testing.assert_close(inner(x), expected(inner, x))
+    assert replays(fake) > 4
+
+
 # -- the cost of looking, and the device -------------------------------------------------------------------------------
 
 

@@ -60,6 +60,10 @@ def main() -> int:
     arguments = _parser().parse_args()
     if arguments.worker is not None:
         return work(arguments)
+    missing = [name for name in ("torch", "transformers", "accelerate") if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"{sys.executable} has no {' and no '.join(missing)}; install what is missing there.", file=sys.stderr)
+        return 2
     import torch
 
     if not arguments.fake and not torch.cuda.is_available():
@@ -650,7 +654,7 @@ def measure_case(shape: str, batch: int, arguments: argparse.Namespace) -> Case:
                 workers[name] = worker
             except WorkerError as error:
                 own.failure = str(error)
-        for turn in range(2 if arguments.fake else ROUNDS):
+        for turn in range(2 if arguments.fake else ROUNDS - 2 * arguments.quick):
             order = list(workers)
             random.Random(turn).shuffle(order)
             for name in order:
