@@ -138,7 +138,7 @@ def test_a_rehearsal(driver: Driver) -> None:
             warnings.warn("something else", stacklevel=1)
 
     # WHEN it is rehearsed THEN it is called twice as if it were recorded, of which only the second is watched
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="something else") as warned:
         places = layer.rehearse(call)
     assert [str(warning.message) for warning in warned] == ["something else"]
     assert calls == [("side", True, 0), ("side", True, "warn")]
