@@ -10,6 +10,7 @@ The look has to be cheap, for it is part of each step: some tens of microseconds
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import enum
 import operator
@@ -31,6 +32,11 @@ _PLAIN = (
     type(None), bool, int, float, complex, str, bytes, range, type, enum.Enum, torch.dtype, torch.device, torch.Size,
     types.FunctionType, types.BuiltinFunctionType, types.MethodType,
 )  # fmt: skip
+_VALUES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+#: Packages whose own code and globals do not change under a model.
+_FOREIGN = frozenset({"torch", "builtins", "typing", "abc", "collections", "functools", "nbcompile"})
+#: Containers with more entries are looked at by identity alone.
+_LARGE = 64
 _CODE = (types.FunctionType, types.MethodType)
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
@@ -51,7 +57,6 @@ class Standing:
     def __init__(self, model: nn.Module) -> None:
         named = list(model.named_modules())
         modules = [module for _, module in named]
-        self._names = [name for name, _ in named]
         self._parts, self._classes = modules, [*map(type, modules)]
         self._children = _Members([module._modules for module in modules])
         self._slots = _Members([members for module in modules for members in (module._parameters, module._buffers)])
@@ -65,6 +70,9 @@ class Standing:
         seen: set[int] = set()
         for name, module in named:
             self._look_at(name, module, seen)
+        self._names: list[tuple[dict[str, Any], Callable[[dict[str, Any]], tuple[Any, ...]], tuple[Any, ...]]] = []
+        self._cells: list[tuple[types.CellType, Any]] = []
+        self._look_outside(seen)
         self.unfit = _unfit(self.tensors, model)
         first = next(model.parameters(), None)
         self.device: torch.device | None = (
@@ -117,6 +125,11 @@ class Standing:
             for held, content, plain in self._containers:
                 if (held if plain else _content(held)) != content:
                     return "a list or dictionary that its modules hold has other contents"
+            for held, get, values in self._names:
+                if not all(map(operator.is_, get(held), values)):
+                    return "a global name that its code uses stands for something else"
+            if any(cell.cell_contents is not value for cell, value in self._cells):
+                return "a variable that its code has from around it stands for something else"
             self._methods.check()
             if self._methods.version != self._code:
                 return "the code of its methods was exchanged"
@@ -171,6 +184,43 @@ class Standing:
         plain = _is_plain(held)  # then it can be compared as it is, which is ten times as fast
         self._containers.append((held, copy.deepcopy(held) if plain else _content(held), plain))
 
+    def _look_outside(self, seen: set[int]) -> None:
+        """Take note of what the code of the modules reads beside them: class attributes, global names, closures."""
+        classes = [
+            kind
+            for kind in dict.fromkeys(base for own in self._classes for base in own.__mro__)
+            if kind.__module__.partition(".")[0] not in _FOREIGN
+        ]
+        for kind in classes:
+            plain = [name for name, value in vars(kind).items() if type(value) in _VALUES and name[:2] != "__"]
+            if plain:
+                get = operator.itemgetter(*plain)
+                members: Any = vars(kind)
+                self._attributes.append((members, len(members), get, get(members)))
+                self._plain.append({name: members[name] for name in plain})
+                self._where.append(f"the class {kind.__name__}")
+        by_globals: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+        for function in _reached(classes, self._parts):
+            space = function.__globals__
+            _, used = by_globals.setdefault(id(space), (space, {}))
+            for name in _names_in(function.__code__):
+                if name in space:
+                    used[name] = space[name]
+            for cell in function.__closure__ or ():
+                with contextlib.suppress(ValueError):  # it is empty as yet
+                    self._cells.append((cell, cell.cell_contents))
+        for space, used in by_globals.values():
+            if used:
+                names = list(used)
+                get = operator.itemgetter(*names, names[0])  # of one name it would give no tuple
+                self._names.append((space, get, get(space)))
+        for value in (*(value for _, used in by_globals.values() for value in used.values()), *_contents(self._cells)):
+            if type(value) in _TENSORS:
+                self.tensors.append(value)
+            elif isinstance(value, _CONTAINERS) and len(value) <= _LARGE and id(value) not in seen:
+                seen.add(id(value))
+                self._look_into_container(value)
+
     def _faint(self, modules: list[nn.Module]) -> list[Any]:
         facts: list[Any] = [weakref.ref(module) for module in modules]
         facts += map(id, self._classes)
@@ -181,8 +231,56 @@ class Standing:
         facts += [(name, id(value)) for _, name, value in self._objects]
         facts += [(len(members), _told(tuple(values.values()))) for members, _, values in self._inner]
         facts += [_content(held) for held, _, _ in self._containers]
+        facts += [[*map(id, values)] for _, _, values in self._names]
+        facts += [id(value) for _, value in self._cells]
         facts.append(self._methods._seen)
         return facts
+
+
+def _reached(classes: list[type], modules: list[nn.Module]) -> list[types.FunctionType]:
+    """The functions that a forward may come to, by name: methods of the classes, and functions that they call."""
+    found: dict[types.FunctionType, None] = {}
+    methods: dict[str, list[Any]] = {}
+    for kind in classes:
+        for name, value in vars(kind).items():
+            methods.setdefault(name, []).append(value)
+    todo: list[Any] = [*methods.get("forward", ())]
+    todo += [vars(module)["forward"] for module in modules if "forward" in vars(module)]
+    asked = {"forward"}
+    while todo:
+        value = todo.pop()
+        # of a property, of a method or class method, or the function itself
+        value = getattr(value, "fget", None) or getattr(value, "__func__", None) or value
+        inner = getattr(value, "__wrapped__", None)
+        if inner is not None:
+            todo.append(inner)
+        if not isinstance(value, types.FunctionType) or value in found:
+            continue
+        if (value.__module__ or "").partition(".")[0] in _FOREIGN:
+            continue
+        found[value] = None
+        for name in _names_in(value.__code__):
+            if name in value.__globals__:
+                todo.append(value.__globals__[name])
+            if name not in asked:
+                asked.add(name)
+                todo += methods.get(name, ())
+        for cell in value.__closure__ or ():
+            with contextlib.suppress(ValueError):
+                todo.append(cell.cell_contents)
+    return list(found)
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _names_in(constant)
+    return names
+
+
+def _contents(cells: list[tuple[types.CellType, Any]]) -> list[Any]:
+    return [value for _, value in cells]
 
 
 class _Members:
@@ -205,16 +303,16 @@ def _nothing(members: dict[str, Any]) -> tuple[()]:
 def _content(held: Any) -> Any:
     """What a container holds: plain values by themselves, containers by what they hold, anything else by identity."""
     if isinstance(held, dict):
-        return [(_content(key), _content(value)) for key, value in held.items()]
+        return [(_content(key), _content(value)) for key, value in dict.items(held)]  # a subclass may tell otherwise
     if isinstance(held, _CONTAINERS):
         return [_content(value) for value in held]
     return held if isinstance(held, _PLAIN) and not isinstance(held, _CODE) else id(held)
 
 
 def _is_plain(held: Any) -> bool:
-    if isinstance(held, dict):
+    if type(held) is dict:
         return all(map(_is_plain, held.keys())) and all(map(_is_plain, held.values()))
-    if isinstance(held, _CONTAINERS):
+    if type(held) in _CONTAINERS:
         return all(map(_is_plain, held))
     return isinstance(held, _PLAIN) and not isinstance(held, _CODE)
 

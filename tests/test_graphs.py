@@ -341,6 +341,65 @@ def test_a_method_of_the_class_exchanged(fake: FakeDevice, monkeypatch: pytest.M
     torch.testing.assert_close(after, expected(model, x))
 
 
+FACTOR = 1.0
+TABLE = {"offset": 0.0}
+
+
+def helper(x: torch.Tensor) -> torch.Tensor:
+    return x * FACTOR + TABLE["offset"]
+
+
+def other_helper(x: torch.Tensor) -> torch.Tensor:
+    return x * 5
+
+
+class Outside(Block):
+    """A block whose code reads global names, through a function that it calls, and an attribute of its class."""
+
+    gain = 1.0
+
+    def work(self, x: torch.Tensor) -> torch.Tensor:
+        return helper(self.fc(x)) * self.gain
+
+
+@pytest.mark.parametrize("change", ["a global", "a global's content", "a function", "a class attribute"])
+def test_a_change_beside_the_model_is_never_missed(
+    fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    model, x = compiled(net(block=Outside)), rows()
+    before = warm(model, x)
+    if change == "a global":
+        monkeypatch.setitem(globals(), "FACTOR", 2.0)
+    elif change == "a global's content":
+        monkeypatch.setitem(TABLE, "offset", 3.0)
+    elif change == "a function":
+        monkeypatch.setitem(globals(), "helper", other_helper)
+    else:
+        monkeypatch.setattr(Outside, "gain", 4.0)
+    want = expected(model, x)
+    assert not torch.equal(want, before)
+    torch.testing.assert_close(model(x), want)
+    assert not fake.graphs[0].alive
+    torch.testing.assert_close(warm(model, x), want)
+    assert len(fake.graphs) == 2
+
+
+def test_a_variable_around_the_code(fake: FakeDevice) -> None:
+    # GIVEN a class made in a function, whose forward reads a variable of that function WHEN that changes
+    factor = 1.0
+
+    class Inside(Block):
+        def work(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(x) * factor
+
+    model, x = compiled(net(block=Inside)), rows()
+    warm(model, x)
+    factor = 3.0
+    # THEN the next result is of the new value
+    torch.testing.assert_close(model(x), expected(model, x))
+    assert not fake.graphs[0].alive
+
+
 def test_weights_written_in_place_are_seen_by_a_replay(fake: FakeDevice) -> None:
     model, x = compiled(net()), rows()
     warm(model, x)
