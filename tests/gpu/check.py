@@ -593,9 +593,8 @@ class Case:
 
     def show(self, *, judged: bool) -> bool:
         """Print the table and the ratios; whether all that is judged holds."""
-        print(
-            f"\n== Llama {self.shape}, batch {self.batch} x {TOKENS} tokens, forward, {'fp16' if judged else 'fp32'}, no gradients"
-        )
+        dtype = "fp16" if judged else "fp32"
+        print(f"\n== Llama {self.shape}, batch {self.batch} x {TOKENS} tokens, forward, {dtype}, no gradients")
         if not judged:
             print("Without a device. What follows shows that all runs; as figures it means nothing.")
         heads = ("step ms", "by clock", "spread", "compile s", "ready s", "start s", "peak GiB", "reserved", "max diff")
