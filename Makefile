@@ -3,6 +3,7 @@
 #
 #   make test PYTEST_ARGS='-k report' JS_TEST_ARGS=report      make bench BENCH_ARGS='--model tiny-llama'
 #   make demo PYTHON=python3.12
+#   make gpu-check GPU_ARGS=--quick GPU_PYTHON=python                make gpu-check GPU_ARGS=--document
 
 PYTHON ?=
 PYTEST_ARGS ?=
@@ -11,6 +12,8 @@ TUNING_ARGS ?=
 ZOO_ARGS ?=
 DEMO_ARGS ?=
 LAB_ARGS ?=
+GPU_ARGS ?=
+GPU_PYTHON ?= python3
 JS_TEST_ARGS ?=
 
 VENV := .venv
@@ -29,7 +32,7 @@ LINK := $(VENV)/share/jupyter/labextensions/nbcompile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-extension lab extension bench tuning zoo lint lint-extension format wheel clean
+.PHONY: help setup demo test test-extension lab extension bench tuning zoo gpu-check lint lint-extension format wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -68,6 +71,9 @@ tuning: $(READY) ## hold what a tuning recommends against an exhaustive search o
 
 zoo: $(READY) ## count what really ran compiled in many architectures, beside accelerate and plain block.compile()
 	$(PY) tests/benchmarks/zoo.py $(ZOO_ARGS)
+
+gpu-check: ## on a CUDA machine: CUDA graphs, right and worth it? needs torch, transformers, accelerate, and no .venv
+	$(GPU_PYTHON) tests/gpu/check.py $(GPU_ARGS)
 
 lint: $(READY) lint-extension ## check style and types
 	$(PY) -m ruff check .

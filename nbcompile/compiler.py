@@ -26,6 +26,7 @@ from torch import nn
 from . import describe, events
 from .border import Region, is_passage, make_border, make_passage, region_of
 from .errors import UsageError
+from .graphs import Replays, check_setting
 from .plugin import Backend, TorchDynamoPlugin
 from .regions import RegionPlan, check_model, class_name, plan_regions
 from .report import Report, Strategy
@@ -45,13 +46,21 @@ class Compilation:
     """
 
     def __init__(
-        self, model: nn.Module, plugin: TorchDynamoPlugin, *, strategy: str, plan: RegionPlan | None, rest: str = "auto"
+        self,
+        model: nn.Module,
+        plugin: TorchDynamoPlugin,
+        *,
+        strategy: str,
+        plan: RegionPlan | None,
+        rest: str = "auto",
+        cuda_graph: bool = False,
     ) -> None:
         self.model = weakref.ref(model)
         self.plugin = plugin
         self.strategy = strategy
         self.rest = rest
         self.plan = plan
+        self.replays = Replays(lambda: [region for _, region in self.regions()]) if cuda_graph else None
         self.started = time.time()
         self.notes = describe.notes_on(model)
         self.groups: list[Group] = []
@@ -103,9 +112,15 @@ class Compilation:
             if region_of(before) is not region:
                 # The slot alone holds the border, which holds the block: kept here, a model would never be freed.
                 block.__dict__[SLOT] = make_border(block, region, before)
+        model = self.model()
+        if self.replays is not None and model is not None:
+            self.replays.put_on(model)
 
     def uninstall(self) -> None:
         """Empty the slots again, unless someone else has filled them since."""
+        model = self.model()
+        if self.replays is not None and model is not None:
+            self.replays.take_off(model)
         for block, region in self.regions():
             slot: Any = block.__dict__.get(SLOT)
             if region_of(slot) is region:
@@ -120,6 +135,8 @@ class Compilation:
         """Uninstall for good."""
         for _, region in self.regions():
             region.retired = True
+        if self.replays is not None:
+            self.replays.retire()
         self.uninstall()
 
     def report(self) -> Report:
@@ -151,6 +168,7 @@ def compile_regions(
     rest: str = "auto",
     regions: Sequence[str | type[nn.Module]] | None = None,
     plugin: TorchDynamoPlugin | None = None,
+    cuda_graph: bool = False,
 ) -> nn.Module:
     """Compile a model's repeated blocks, each group sharing its graphs; in place, at each block's first call.
 
@@ -163,6 +181,9 @@ def compile_regions(
             ``"compile"`` all of them, ``"eager"`` none.
         regions: the blocks, chosen by hand; see :func:`plan_regions`.
         plugin: all of the settings in one object, instead of the keywords.
+        cuda_graph: record the model's whole step as a CUDA graph and replay it, for calls without gradients whose
+            shapes come again. Where that cannot be, the model runs as without it and the report's notes say why; see
+            :mod:`nbcompile.graphs`.
 
     Returns:
         The same model.
@@ -174,9 +195,10 @@ def compile_regions(
     """
     check_model(model)
     settings = _settings(plugin, fullgraph, dynamic, backend, mode, options, disable)
+    check_setting(cuda_graph, settings)
     plan = plan_regions(model, rest=rest, regions=regions)
     _refuse_offloaded(model, [path for group in plan.groups for path in group.blocks])
-    adopt(model, Compilation(model, settings, strategy="regional", plan=plan, rest=rest))
+    adopt(model, Compilation(model, settings, strategy="regional", plan=plan, rest=rest, cuda_graph=cuda_graph))
     return model
 
 

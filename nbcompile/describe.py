@@ -53,6 +53,9 @@ def report(compilation: Compilation) -> Report:
             result.rest.append(entry)
     result.timeline = _timeline([*compilation.groups, *compilation.rest_groups], compilation.started)
     result.notes = [*compilation.notes, *(note for group in compilation.groups for note in group.notes)]
+    if compilation.replays is not None:
+        result.settings["cuda_graph"] = True
+        result.notes += compilation.replays.notes()
     result.strategies = dict(compilation.strategies)
     if compilation.plugin.disable:
         result.notes.append("disable=True: nothing is compiled")

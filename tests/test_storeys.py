@@ -16,13 +16,15 @@ PACKAGE = Path(nbcompile.__file__).parent
 
 #: From the ground up. A module imports only from storeys below its own; those of a folder also from one another.
 STOREYS: list[set[str]] = [
-    {"errors", "ranking"},
+    {"errors", "ranking", "device"},
     {"interrupts"},
     {"plugin", "regions", "report"},
     {"cache", "estimate", "ongoing", "space"},
     {"progress"},
     {"explain", "measure"},
     {"breaks", "causes", "fastpath", "methods"},
+    {"standing"},
+    {"graphs"},
     {"events"},
     # reads what transformers defines once the user has loaded it; knows nothing of this package
     {"integrations.layer_index"},
