@@ -26,11 +26,6 @@ from .report import Report, Strategy
 STRATEGIES = ("eager", "regional", "full")
 CHECKS = ("regions",)
 
-#: Steady rounds if their number is not given: at first, and at most while they do not decide which is faster.
-_ROUNDS, _MOST_ROUNDS = 8, 12
-#: And how long one lasts then, in seconds. More and shorter ones make more pairs, side by side, in the same time.
-_ROUND_SECONDS = 0.3
-
 _COMPETES = "other processes, or more threads than there are cores; nbcompile doctor names what competes"
 
 
@@ -321,9 +316,7 @@ class Measurement:
     def steady(self, strategies: Sequence[str], rounds: int | None, calls: int | None) -> None:
         """Time later calls, the rounds of all strategies interleaved; by default as many as it takes to decide."""
         conditions = {name: self.under(name) for name in strategies if name == "eager" or name in self.compilations}
-        usual: dict[str, Any] = {"rounds": _ROUNDS, "most": _MOST_ROUNDS, "seconds": _ROUND_SECONDS}
-        wanted = usual if rounds is None else {"rounds": rounds}
-        timings = measure.interleaved(conditions, self.step, **wanted, calls=calls, progress=self.tell)
+        timings = measure.interleaved(conditions, self.step, rounds=rounds, calls=calls, progress=self.tell)
         self.note(timings)
 
     def note(self, timings: Mapping[str, measure.Timing]) -> None:

@@ -28,6 +28,10 @@ from .progress import Progress
 #: How long a round should last, in seconds, when the number of calls is not given.
 _ROUND_SECONDS = 0.5
 _MOST_CALLS = 10_000
+#: Interleaved rounds where their number is not given: at first, and at most while they do not decide which is faster.
+_ROUNDS, _MOST_ROUNDS = 8, 12
+#: How long one lasts then. More and shorter ones make more pairs, and lie closer side by side, in the same time.
+_SHORT_ROUND_SECONDS = 0.3
 #: How often a disturbed round is taken again, and how often in all while none comes out undisturbed.
 _MOST_REPEATS, _PATIENCE = 2, 6
 _SEED = 20_240_229
@@ -219,30 +223,27 @@ def interleaved(
     candidates: Mapping[str, AbstractContextManager[Any] | Callable[[], AbstractContextManager[Any]]],
     step: Callable[[], Any],
     *,
-    rounds: int,
+    rounds: int | None = None,
     calls: int | None = None,
     progress: Callable[[str], None] | None = None,
-    most: int | None = None,
-    seconds: float = _ROUND_SECONDS,
 ) -> dict[str, Timing]:
     """Time one step under several conditions, a round of each in turn, in changing order.
 
     Args:
         candidates: for each name a function that makes the context in which the step is called. ``"eager"``, if it is
             among them, is what the others are held against.
-        rounds: number of rounds; the figures are their median and spread.
-        calls: calls per round; by default as many as take ``seconds``.
-        most: how many rounds there may be while those taken do not decide which is faster; by default ``rounds``.
-        seconds: how long a round should last.
+        rounds: number of rounds; the figures are their median and spread. By default eight, and up to twelve while they
+            do not decide which is faster.
+        calls: calls per round; by default as many as take half a second, or 0.3 s where ``rounds`` is not given.
     """
-    taken = Rounds(step, calls, seconds)
+    taken = Rounds(step, calls, _SHORT_ROUND_SECONDS if rounds is None else _ROUND_SECONDS)
     told = Progress.of(progress)
-    wanted = rounds
+    wanted, most = (_ROUNDS, _MOST_ROUNDS) if rounds is None else (rounds, rounds)
     with told.quiet():  # a live chart stands still but for what is told between the rounds
         for turn, order in enumerate(pairs.turns(list(candidates))):
             if turn >= wanted:
                 timings = [taken.timing(name) for name in candidates]
-                if turn >= (most or rounds) or all(timing is None or timing.decided for timing in timings):
+                if turn >= most or all(timing is None or timing.decided for timing in timings):
                     break
                 wanted += 1
             for position, name in enumerate(order):

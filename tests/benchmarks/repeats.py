@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))  # this file is run as a program
 
 import torch  # noqa: E402
 
-from nbcompile import compiler  # noqa: E402
+from nbcompile import compiler, measure  # noqa: E402
 from nbcompile.compare import Measurement  # noqa: E402
 from nbcompile.compiler import Compilation  # noqa: E402
 from nbcompile.plugin import TorchDynamoPlugin  # noqa: E402
@@ -55,7 +55,9 @@ def repeats(model: Any, step: Any, strategies: list[str], number: int) -> list[d
                 figures.figures[name] = Strategy(cold.cold_seconds, cold.cold_repeats, failure=cold.failure)
             figures.figures[AGAIN] = Strategy()
             begin = time.perf_counter()
-            figures.steady(["eager", AGAIN, *strategies], None, None)
+            names = ["eager", AGAIN, *(name for name in strategies if name in figures.compilations)]
+            # what is not compiled runs eager
+            figures.note(measure.interleaved({name: figures.under(name) for name in names}, figures.step))
             figures.told()
             say(f"repeat {turn + 1} of {number}: {time.perf_counter() - begin:.0f} s")
             found.append(dict(figures.figures))
