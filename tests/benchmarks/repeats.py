@@ -59,7 +59,9 @@ def repeats(model: Any, step: Any, strategies: list[str], number: int) -> list[d
             # what is not compiled runs eager
             figures.note(measure.interleaved({name: figures.under(name) for name in names}, figures.step))
             figures.told()
-            say(f"repeat {turn + 1} of {number}: {time.perf_counter() - begin:.0f} s")
+            told = [f"{name} {(figures.figures[name].steady_seconds or 0) * 1e3:.1f} ms" for name in names]
+            told += [f"{name} {figures.figures[name].verdict}" for name in names[1:]]
+            say(f"repeat {turn + 1} of {number}, {time.perf_counter() - begin:.0f} s: {', '.join(told)}")
             found.append(dict(figures.figures))
     return found
 
