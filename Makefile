@@ -9,6 +9,7 @@ PYTHON ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 TUNING_ARGS ?=
+REPEATS_ARGS ?=
 ZOO_ARGS ?=
 DEMO_ARGS ?=
 LAB_ARGS ?=
@@ -32,7 +33,8 @@ LINK := $(VENV)/share/jupyter/labextensions/nbcompile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-extension lab extension bench tuning zoo gpu-check lint lint-extension format wheel clean
+.PHONY: help setup demo test test-extension lab extension bench tuning repeats zoo gpu-check lint lint-extension
+.PHONY: format wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -68,6 +70,9 @@ bench: $(READY) ## measure cold start and steady state beside torch.compile and 
 
 tuning: $(READY) ## hold what a tuning recommends against an exhaustive search of the same settings (about 8 minutes)
 	$(PY) tests/benchmarks/tuning.py $(TUNING_ARGS)
+
+repeats: $(READY) ## see whether five repeats of the same comparison give the same verdicts and times (about 5 minutes)
+	$(PY) tests/benchmarks/repeats.py $(REPEATS_ARGS)
 
 zoo: $(READY) ## count what really ran compiled in many architectures, beside accelerate and plain block.compile()
 	$(PY) tests/benchmarks/zoo.py $(ZOO_ARGS)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from . import check as region_check
-from . import compiler, describe, events, measure
+from . import compiler, cores, describe, events, measure, ranking
 from .compiler import Compilation
 from .errors import NbcompileError, UsageError
 from .plugin import Backend, TorchDynamoPlugin
@@ -25,6 +25,8 @@ from .report import Report, Strategy
 
 STRATEGIES = ("eager", "regional", "full")
 CHECKS = ("regions",)
+
+_COMPETES = "other processes, or more threads than there are cores; nbcompile doctor names what competes"
 
 
 def compare(
@@ -40,7 +42,7 @@ def compare(
     plugin: TorchDynamoPlugin | None = None,
     rest: str = "auto",
     regions: Sequence[str | type[nn.Module]] | None = None,
-    rounds: int = 5,
+    rounds: int | None = None,
     calls: int | None = None,
     keep: str | None = None,
     check: str | None = None,
@@ -52,8 +54,9 @@ def compare(
         model: the model; what was compiled for it before is there again afterwards.
         step: runs the model once, as in ``lambda: model(**batch)``; what it returns is compared with eager's.
         strategies: any of ``"eager"``, ``"regional"``, ``"full"``, in the order in which they are measured.
-        rounds: timed rounds for the steady state, interleaved over the strategies.
-        calls: calls per round; by default as many as take half a second.
+        rounds: timed rounds for the steady state, interleaved over the strategies; by default eight, and up to twelve
+            while they do not decide whether a strategy is faster than eager, level with it or slower.
+        calls: calls per round; by default as many as take half a second, or 0.3 s where ``rounds`` is not given.
         keep: a strategy that stays on the model afterwards, in place of what was there.
         check: ``"regions"`` holds each region of every compiled strategy against eager, forward and gradients, on the
             inputs that it received in one more run of the step, and names the first that drifts.
@@ -104,7 +107,7 @@ def check_step(step: object) -> None:
 
 
 def _check_arguments(
-    strategies: Sequence[str], keep: str | None, check: object, rounds: int, calls: int | None
+    strategies: Sequence[str], keep: str | None, check: object, rounds: int | None, calls: int | None
 ) -> None:
     if not strategies or not isinstance(strategies, (list, tuple)):
         raise UsageError(f"strategies takes a list of names out of {', '.join(STRATEGIES)}, not {strategies!r}")
@@ -170,6 +173,7 @@ class Measurement:
         self.comparable = False
         self._expected: Any = None
         self._drifting: set[str] = set()
+        self._disturbed: dict[str, str] = {}
         self._rounding: float | None = None
         if self.tell.seen:
             self.tell.known(describe.new_report(model), self.figures)
@@ -179,7 +183,7 @@ class Measurement:
         self.tell("eager: first call")
         before = _versions(self.model)
         with _calls_of(self.model) as called, measure.same_randomness():
-            result, seconds = measure.first_call(self.step, self.device)
+            result, use = measure.first_call(self.step, self.device)
         self.changed_weights = _versions(self.model) != before
         if not called:
             raise UsageError(
@@ -193,7 +197,7 @@ class Measurement:
             drew = not all(map(torch.equal, state, measure.random_state(self.device)))
         difference = measure.max_abs_diff(self._expected, again)
         self.comparable = not drew and difference is not None and not measure.drifts(self._expected, again)
-        self.figures["eager"] = Strategy(cold_seconds=seconds, cold_repeats=1, graphs=0)
+        self.figures["eager"] = Strategy(cold_seconds=use.wall, cold_repeats=1, graphs=0, cold_cpu_seconds=use.cpu)
         if difference is None:
             self.notes.append("the step returns nothing that could be compared; let it return the model's output")
         elif difference > 0:
@@ -226,8 +230,9 @@ class Measurement:
         try:
             with measure.empty_compiler_cache():
                 with measure.same_randomness():
-                    result, seconds = measure.first_call(self.step, self.device)
-                figures.cold_seconds, figures.cold_repeats = seconds, 1
+                    result, use = measure.first_call(self.step, self.device)
+                figures.cold_seconds, figures.cold_repeats, figures.cold_cpu_seconds = use.wall, 1, use.cpu
+                figures.notes += _cold_note(use)
                 figures.max_abs_diff = measure.max_abs_diff(self._expected, measure.snapshot(result))
                 if measure.drifts(self._expected, result):
                     self._drifting.add(name)
@@ -308,28 +313,28 @@ class Measurement:
         largest = max(moved)
         return largest if math.isfinite(largest) else 0.0
 
-    def steady(self, strategies: Sequence[str], rounds: int, calls: int | None) -> None:
-        """Time later calls, the rounds of all strategies interleaved."""
+    def steady(self, strategies: Sequence[str], rounds: int | None, calls: int | None) -> None:
+        """Time later calls, the rounds of all strategies interleaved; by default as many as it takes to decide."""
         conditions = {name: self.under(name) for name in strategies if name == "eager" or name in self.compilations}
         timings = measure.interleaved(conditions, self.step, rounds=rounds, calls=calls, progress=self.tell)
         self.note(timings)
 
     def note(self, timings: Mapping[str, measure.Timing]) -> None:
         """Take steady times into the figures, and see when each pays back."""
+        eager = self.figures["eager"]
+        if "eager" in timings:
+            eager.steady_seconds = timings["eager"].median
         for name, timing in timings.items():
             figures = self.figures[name]
-            figures.steady_seconds, figures.steady_spread = timing.median, timing.spread
-            figures.steady_repeats = timing.rounds
-        eager = self.figures["eager"]
+            _take(figures, timing, eager)
+            if timing.disturbed:
+                self._disturbed[name] = _steady_note(timing)
         for name in self.compilations:
             figures = self.figures[name]
-            if None not in (eager.steady_seconds, figures.steady_seconds, figures.cold_seconds):
-                figures.break_even_calls = measure.break_even(
-                    figures.cold_seconds,  # type: ignore[arg-type]
-                    figures.steady_seconds,  # type: ignore[arg-type]
-                    eager.steady_seconds,  # type: ignore[arg-type]
-                    max(figures.steady_spread or 0.0, eager.steady_spread or 0.0),
-                )
+            cold, steady, theirs = figures.cold_seconds, figures.steady_seconds, eager.steady_seconds
+            figures.break_even_calls = None
+            if cold is not None and steady is not None and theirs is not None and ranking.gains(figures, eager):
+                figures.break_even_calls = measure.break_even(cold, steady, theirs, 0.0)
 
     def memory(self) -> None:
         """The largest memory in use during one later call."""
@@ -339,7 +344,10 @@ class Measurement:
                 self.figures[name].peak_bytes = measure.peak_bytes(self.step, self.device)
 
     def told(self) -> list[str]:
-        """The notes for a report."""
+        """The notes for a report; those on rounds that stayed disturbed are taken into the strategies' figures."""
+        for name, note in self._disturbed.items():
+            self.figures[name].notes.append(note)
+        self._disturbed.clear()
         if not self.changed_weights:
             return self.notes
         often = f"it ran {self.calls} times, and each time took effect"
@@ -360,6 +368,31 @@ class Measurement:
                     compilation.uninstall()
 
         return condition
+
+
+def _take(figures: Strategy, timing: measure.Timing, eager: Strategy) -> None:
+    """Take steady times into a strategy's figures."""
+    figures.steady_seconds, figures.steady_spread, figures.steady_repeats = timing.median, timing.spread, timing.rounds
+    figures.steady_cpu_seconds, figures.disturbed_rounds = timing.cpu, timing.disturbed
+    if timing.ratio is not None and eager.steady_seconds is not None:
+        found = timing.ratio
+        figures.steady_ratio, figures.steady_ratio_low, figures.steady_ratio_high = found.median, found.low, found.high
+        figures.steady_seconds = eager.steady_seconds * found.median
+
+
+def _steady_note(timing: measure.Timing) -> str:
+    often = f"{timing.disturbed} of its {timing.rounds} steady rounds lacked the cores, though they were repeated"
+    if timing.lost is not None:
+        often += f" (threads waited for {100 * timing.lost:.0f} % of a round)"
+    return f"{often}: {_COMPETES}"
+
+
+def _cold_note(use: cores.Use) -> list[str]:
+    if not use.disturbed_cold:
+        return []
+    found = [f"its threads waited for a core for {100 * use.lost:.0f} % of it" if use.lost else ""]
+    found.append(f"other processes used {100 * use.others:.0f} % of all cores" if use.others else "")
+    return [f"its cold start lacked the cores ({', '.join(filter(None, found))}): {_COMPETES}"]
 
 
 def _report(comparison: Measurement, strategies: Sequence[str], plugin: TorchDynamoPlugin) -> Report:

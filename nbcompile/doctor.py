@@ -1,6 +1,7 @@
 """Checks of what compiling needs: plain data, and its text.
 
-Nothing is changed or created: a check looks, starts at most ``c++ --version``, and says what it found.
+Nothing is changed or created: a check looks, starts at most ``c++ --version``, and says what it found. One looks for
+half a second at what other processes do.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import cache, warmup
+from . import cache, cores, warmup
 from .cache import cache_folder
 from .render.units import size as readable_size
 
@@ -28,6 +29,9 @@ OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 11)
 #: Triton generates no code for GPUs older than this.
 OLDEST_CAPABILITY = (7, 0)
+
+#: Another process that uses less of a core than this is not worth a word; so many are named.
+_NOTED_SHARE, _NAMED = 0.05, 4
 
 _WORDS = {True: "ok", False: "missing", None: "note"}
 #: The names under which Triton is published.
@@ -102,7 +106,7 @@ def examine() -> Diagnosis:
         checks = [check_python(), check_torch()]
         if "torch" in sys.modules:  # else its import failed, and nothing can be asked of it
             checks += [check_torch_compile(), check_device()]
-        checks += [check_cxx(), check_triton(), found_cache, check_start_up()]
+        checks += [check_cxx(), check_triton(), found_cache, check_start_up(), check_competition(), *check_quota()]
     checks += [check_package(name, purpose) for name, purpose in _PACKAGES.items()]
     return Diagnosis((*checks, check_lab_extension()))
 
@@ -233,6 +237,34 @@ def check_start_up() -> Check:
     return Check("start-up ahead", None, str(begun))
 
 
+def check_competition(seconds: float = 0.5) -> Check:
+    """What else uses the cores, over so many seconds: a timing that is taken beside it may be many times too long.
+
+    Processes are named by their name and number alone. What this process has started is its own work and left out.
+    """
+    name, total = "competition", cores.cores()
+    if not cores.processes():
+        return Check(name, None, "this system does not tell what other processes do")
+    busy = [(process, used) for process, used in cores.competing(seconds) if used >= _NOTED_SHARE]
+    if not busy:
+        return Check(name, True, f"no other process that can be seen uses {_NOTED_SHARE:.0%} of a core or more")
+    told = [f"{_printable(process.name)} (pid {process.pid}) {used:.0%} of a core" for process, used in busy[:_NAMED]]
+    if len(busy) > _NAMED:
+        told.append(f"{len(busy) - _NAMED} more")
+    found = f"{', '.join(told)}; of {_plural(total, 'core')} others use {sum(used for _, used in busy):.1f}"
+    return Check(name, None, found, "stop them, or wait for them, before you measure: beside them a step can be slower")
+
+
+def check_quota() -> list[Check]:
+    """Whether a quota holds this process back, where there is one."""
+    held = cores.throttling()
+    if held is None or not held.periods:
+        return []
+    found = f"held back in {held.held_back:,} of {held.periods:,} periods, {held.seconds:.3g} s in all"
+    remedy = "give the container more CPU, or use fewer threads: torch.set_num_threads(...)" if held.held_back else ""
+    return [Check("CPU quota", None if held.held_back else True, found, remedy)]
+
+
 def check_package(name: str, purpose: str) -> Check:
     """A package that is used where it is installed. It is not imported."""
     version = _version(name)
@@ -322,6 +354,11 @@ def _dotted(numbers: tuple[int, ...]) -> str:
 
 def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0].strip()
+
+
+def _printable(name: str) -> str:
+    """A process's name, which that process chooses itself."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name)[:40]
 
 
 def _plural(number: int, word: str) -> str:

@@ -1,7 +1,8 @@
 """Honest timing: clock, memory, difference.
 
 Timing is left to ``torch.utils.benchmark``, which waits for the device before it reads the clock. What is added here is
-the order of things: rounds of several candidates are interleaved, so that a drift of the machine hits all alike.
+the order of things: rounds of several candidates are interleaved, so that a drift of the machine hits all alike; each
+is held against eager's round beside it; and one in which the process lacked the cores is taken again.
 """
 
 from __future__ import annotations
@@ -20,104 +21,244 @@ from typing import Any
 import torch
 from torch.utils import benchmark
 
+from . import cores, pairs, ranking
 from .errors import UsageError
 from .progress import Progress
 
 #: How long a round should last, in seconds, when the number of calls is not given.
 _ROUND_SECONDS = 0.5
 _MOST_CALLS = 10_000
+#: Interleaved rounds where their number is not given: at first, and at most while they do not decide which is faster.
+_ROUNDS, _MOST_ROUNDS = 8, 12
+#: How long one lasts then. More and shorter ones make more pairs, and lie closer side by side, in the same time.
+_SHORT_ROUND_SECONDS = 0.3
+#: How often a disturbed round is taken again, and how often in all while none comes out undisturbed.
+_MOST_REPEATS, _PATIENCE = 2, 6
 _SEED = 20_240_229
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one call: median and interquartile range over rounds of ``calls`` calls each."""
+    """Seconds of one call: median and interquartile range over rounds of ``calls`` calls each.
+
+    Attributes:
+        cpu: CPU seconds of one call, all threads of the process: the median over rounds.
+        ratio: the seconds as part of the reference's, from pairs of rounds; ``None`` for the reference itself, and
+            without two rounds of each.
+        disturbed: how many of the rounds lacked the cores although they were repeated.
+        lost: the largest part of the time that was lost to that in one of them; ``None`` if the system does not tell.
+    """
 
     median: float
     spread: float
     rounds: int
     calls: int
+    cpu: float | None = None
+    ratio: pairs.Ratio | None = None
+    disturbed: int = 0
+    lost: float | None = None
+
+    @property
+    def decided(self) -> bool:
+        """Whether it is clear that this is faster than the reference, level with it, or slower."""
+        if self.ratio is None:
+            return self.rounds > 1  # the reference
+        low, high, level = self.ratio.low, self.ratio.high, ranking.LEVEL
+        return high < 1 - level or low > 1 + level or (low >= 1 - level and high <= 1 + level)
 
 
-def first_call(step: Callable[[], Any], device: torch.device | None) -> tuple[Any, float]:
-    """Call once: its result, and its wall time in seconds. The device is waited for before and after."""
+@dataclass(frozen=True)
+class Round:
+    """One timed round: its place in the order of all, the seconds of a call in it, and what it cost on the cores."""
+
+    place: int
+    seconds: float
+    use: cores.Use | None = None
+    calls: int = 1
+    disturbed: bool = False
+
+
+def first_call(step: Callable[[], Any], device: torch.device | None) -> tuple[Any, cores.Use]:
+    """Call once: its result, and its wall time, CPU time (compilers that were started included) and lack of cores.
+
+    The device is waited for before and after.
+    """
     synchronize(device)
-    begin = time.perf_counter()
+    before, begin = cores.read(children=True), time.perf_counter()
     result = step()
     synchronize(device)
-    return result, time.perf_counter() - begin
+    seconds = time.perf_counter() - begin  # the second reading takes time too
+    return result, dataclasses.replace(cores.Use.between(before, cores.read(children=True)), wall=seconds)
+
+
+class _Clock:
+    """The clock of ``torch.utils.benchmark``, which also reads what the time between two of its readings costs.
+
+    Counts are read before the time at the start of a stretch and after it at the end, so that they are no part of it.
+    """
+
+    def __init__(self) -> None:
+        self._begin: cores.Reading | None = None
+        self.use: cores.Use | None = None
+
+    def __call__(self) -> float:
+        if self._begin is None:
+            self._begin = cores.read()
+            return benchmark.timer()
+        now = benchmark.timer()
+        self.use, self._begin = cores.Use.between(self._begin, cores.read()), None
+        return now
+
+    def reset(self) -> None:
+        """Forget a stretch that was begun and failed."""
+        self._begin = self.use = None
 
 
 class Rounds:
     """Timed rounds of several candidates, kept apart by name, to which more can be added at any time.
 
+    A round in which the process lacked the cores (see :mod:`nbcompile.cores`) is taken again, at most twice; of all
+    tries the least disturbed counts. Where nothing helps, as on a machine that is busy all the time, that ends too.
+
     Args:
         step: runs the model once.
         calls: calls per round; by default as many as take ``seconds``.
         seconds: how long a round should last.
+        reference: the name of the candidate that all others are held against, round by round.
 
     Attributes:
         times: by name the seconds of a call in each round.
     """
 
-    def __init__(self, step: Callable[[], Any], calls: int | None = None, seconds: float = _ROUND_SECONDS) -> None:
-        self._timer = benchmark.Timer(stmt="step()", globals={"step": step}, num_threads=torch.get_num_threads())
-        self._calls, self._seconds = calls, seconds
+    def __init__(
+        self,
+        step: Callable[[], Any],
+        calls: int | None = None,
+        seconds: float = _ROUND_SECONDS,
+        reference: str = "eager",
+    ) -> None:
+        self._clock = _Clock()
+        self._timer = benchmark.Timer(
+            stmt="step()", timer=self._clock, globals={"step": step}, num_threads=torch.get_num_threads()
+        )
+        self._calls, self._seconds, self._reference = calls, seconds, reference
         self._numbers: dict[str, int] = {}
+        self._rounds: dict[str, list[Round]] = {}
+        self._place, self._patience = 0, _PATIENCE
         self.times: dict[str, list[float]] = {}
 
     def take(self, name: str) -> None:
         """Time one more round under the conditions that hold now."""
         if name not in self._numbers:
-            estimate = self._timer.timeit(1).median
+            estimate = self._once(1).seconds
             self._numbers[name] = self._calls or max(
                 1, min(_MOST_CALLS, math.ceil(self._seconds / max(estimate, 1e-9)))
             )
         number = self._numbers[name]
-        taken = self._timer.timeit(number).median
-        self.times.setdefault(name, []).append(taken)
-        if self._calls is None and taken * number > 2 * self._seconds:  # the call that was timed first was a quick one
-            self._numbers[name] = max(1, math.ceil(self._seconds / taken))
+        taken = self._undisturbed(number, self.best(name))
+        self.add(name, taken)
+        if self._calls is None and taken.seconds * number > 2 * self._seconds:  # the call timed first was a quick one
+            self._numbers[name] = max(1, math.ceil(self._seconds / taken.seconds))
+
+    def add(self, name: str, taken: Round) -> None:
+        """Take a round into the figures."""
+        self._rounds.setdefault(name, []).append(taken)
+        self._numbers.setdefault(name, taken.calls)
+        self.times.setdefault(name, []).append(taken.seconds)
+
+    def best(self, name: str) -> cores.Use | None:
+        """What a call of the quickest round so far cost, for a system that tells nothing of waiting."""
+        quickest = min(self._rounds.get(name, ()), key=lambda taken: taken.seconds, default=None)
+        return None if quickest is None or quickest.use is None else _of_one_call(quickest.use, quickest.calls)
 
     def timing(self, name: str) -> Timing | None:
         """The figures of all rounds of a candidate so far; ``None`` if it had none."""
-        times = self.times.get(name)
-        if not times:
+        rounds = self._rounds.get(name)
+        if not rounds:
             return None
-        return Timing(statistics.median(times), _spread(times), len(times), self._numbers[name])
+        times = [taken.seconds for taken in rounds]
+        used = [taken.use.cpu / taken.calls for taken in rounds if taken.use is not None]
+        disturbed = [taken for taken in rounds if taken.disturbed]
+        lost = [taken.use.lost for taken in disturbed if taken.use is not None and taken.use.lost is not None]
+        return Timing(
+            statistics.median(times),
+            _spread(times),
+            len(times),
+            self._numbers[name],
+            statistics.median(used) if used else None,
+            None if name == self._reference else pairs.ratio(self._at(name), self._at(self._reference)),
+            len(disturbed),
+            max(lost, default=None),
+        )
+
+    def _at(self, name: str) -> list[tuple[int, float]]:
+        return [(taken.place, taken.seconds) for taken in self._rounds.get(name, ())]
+
+    def _once(self, number: int) -> Round:
+        self._clock.reset()
+        seconds = self._timer.timeit(number).median
+        self._place += 1
+        return Round(self._place, seconds, self._clock.use, number)
+
+    def _undisturbed(self, number: int, best: cores.Use | None) -> Round:
+        """A round, taken again while it is disturbed and there is patience for that."""
+        tried: list[Round] = []
+        for _ in range(1 + _MOST_REPEATS):
+            taken = self._once(number)
+            if taken.use is None or not taken.use.disturbed(number, best):
+                self._patience = _PATIENCE
+                return taken
+            tried.append(dataclasses.replace(taken, disturbed=True))
+            if self._patience <= 0:
+                break
+            self._patience -= 1
+        return min(tried, key=lambda one: (one.use.lost if one.use else None) or one.seconds)
+
+
+def _of_one_call(use: cores.Use, calls: int) -> cores.Use:
+    return dataclasses.replace(use, wall=use.wall / calls, cpu=use.cpu / calls)
 
 
 def interleaved(
     candidates: Mapping[str, AbstractContextManager[Any] | Callable[[], AbstractContextManager[Any]]],
     step: Callable[[], Any],
     *,
-    rounds: int,
+    rounds: int | None = None,
     calls: int | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Timing]:
-    """Time one step under several conditions, a round of each in turn.
+    """Time one step under several conditions, a round of each in turn, in changing order.
 
     Args:
-        candidates: for each name a function that makes the context in which the step is called.
-        rounds: number of rounds; the figures are their median and spread.
-        calls: calls per round; by default as many as take half a second.
+        candidates: for each name a function that makes the context in which the step is called. ``"eager"``, if it is
+            among them, is what the others are held against.
+        rounds: number of rounds; the figures are their median and spread. By default eight, and up to twelve while they
+            do not decide which is faster.
+        calls: calls per round; by default as many as take half a second, or 0.3 s where ``rounds`` is not given.
     """
-    taken = Rounds(step, calls)
+    taken = Rounds(step, calls, _SHORT_ROUND_SECONDS if rounds is None else _ROUND_SECONDS)
     told = Progress.of(progress)
+    wanted, most = (_ROUNDS, _MOST_ROUNDS) if rounds is None else (rounds, rounds)
     with told.quiet():  # a live chart stands still but for what is told between the rounds
-        for turn in range(rounds):
-            for position, (name, condition) in enumerate(candidates.items()):
+        for turn, order in enumerate(pairs.turns(list(candidates))):
+            if turn >= wanted:
+                timings = [taken.timing(name) for name in candidates]
+                if turn >= most or all(timing is None or timing.decided for timing in timings):
+                    break
+                wanted += 1
+            for position, name in enumerate(order):
                 told.round_begins(
-                    f"steady state: round {turn + 1} of {rounds}, {name}",
+                    f"steady state: round {turn + 1} of {wanted}, {name}",
                     done=turn * len(candidates) + position,
-                    of=rounds * len(candidates),
+                    of=wanted * len(candidates),
                     timed=taken.times,
                 )
+                condition = candidates[name]
                 # the other way round would not do: a context made by contextlib.contextmanager is callable too
                 with condition if isinstance(condition, AbstractContextManager) else condition():
                     taken.take(name)
-    timings = {name: taken.timing(name) for name in candidates}
-    return {name: timing for name, timing in timings.items() if timing is not None}
+    found = {name: taken.timing(name) for name in candidates}
+    return {name: timing for name, timing in found.items() if timing is not None}
 
 
 def _spread(times: Sequence[float]) -> float:

@@ -15,6 +15,13 @@ from typing import Protocol, TypeVar
 #: Beyond this many calls nobody asks: one a millisecond for thirty years.
 MOST_CALLS = 10**12
 
+#: Two steady times that lie no further apart than this part of them are level: nobody would compile for less.
+LEVEL = 0.02
+
+#: A steady time as part of eager's: the low end of what it may be, the median, and the high end.
+Band = tuple[float, float, float]
+_EAGER: Band = (1.0, 1.0, 1.0)
+
 
 class Figures(Protocol):
     """What is needed to know of a setting: seconds, absent if they were not measured."""
@@ -27,6 +34,11 @@ class Figures(Protocol):
 
     @property
     def steady_spread(self) -> float | None: ...
+
+    @property
+    def band(self) -> Band | None:
+        """The steady time as part of eager's, from rounds that were paired; ``None`` if they were not."""
+        ...
 
 
 F = TypeVar("F", bound=Figures)
@@ -41,21 +53,61 @@ def total(figures: Figures, calls: int) -> Fraction | None:
 
 
 def gains(figures: Figures, eager: Figures) -> bool:
-    """Whether a call is faster than eager by more than either varies; a gain within the spread counts as none."""
+    """Whether a call is clearly faster than eager; a gain that the times' own variation can explain counts as none.
+
+    Rounds that were paired with eager's decide by their ratio. Else it has to be more than either's spread.
+    """
     if not (_is_time(figures.steady_seconds) and _is_time(eager.steady_seconds)):
         return False
+    if figures.band is not None:
+        return clearly_less(figures.band, _EAGER)
     assert figures.steady_seconds is not None  # which is what was just found
     assert eager.steady_seconds is not None
     spreads = [s for s in (figures.steady_spread, eager.steady_spread) if s is not None and math.isfinite(s)]
     return eager.steady_seconds - figures.steady_seconds > max([0.0, *spreads])
 
 
+def verdict(band: Band) -> str:
+    """What paired rounds say of a call against eager's: ``"faster"``, ``"level"`` or ``"slower"``."""
+    if clearly_less(band, _EAGER):
+        return "faster"
+    return "slower" if clearly_less(_EAGER, band) else "level"
+
+
+def clearly_less(one: Band, other: Band) -> bool:
+    """Whether one time is less than another: by more than :data:`LEVEL`, and neither's interval holds the other."""
+    return one[1] < (1 - LEVEL) * other[1] and one[1] < other[0] and one[2] < other[1]
+
+
+def band(median: float | None, low: float | None, high: float | None) -> Band | None:
+    """The three figures of a band if they can be one."""
+    if median is None or low is None or high is None:
+        return None
+    return (low, median, high) if 0 < low <= median <= high < math.inf else None
+
+
 def candidates(settings: Sequence[F], eager: F | None) -> list[F]:
-    """Those that can be recommended: fully measured, and eager itself or faster than it by more than the spread."""
+    """Those that can be recommended: fully measured, and eager itself or clearly faster than it.
+
+    Of those that are level with one another by paired rounds only the one that compiles the quickest: what another one
+    costs more buys nothing that could be measured, and which of them has the lesser median is chance.
+    """
     measured = [figures for figures in settings if total(figures, 1) is not None]
     if eager is None or total(eager, 1) is None:
         return measured
-    return [eager, *(figures for figures in measured if figures is not eager and gains(figures, eager))]
+    faster = [figures for figures in measured if figures is not eager and gains(figures, eager)]
+    kept: list[F] = []
+    for figures in sorted(faster, key=lambda found: found.cold_seconds or 0.0):
+        if all(_buys(figures, cheaper) for cheaper in kept):
+            kept.append(figures)
+    return [eager, *(figures for figures in faster if any(figures is one for one in kept))]
+
+
+def _buys(figures: Figures, cheaper: Figures) -> bool:
+    """Whether a setting's calls are clearly faster than those of one that compiles quicker, as far as that is known."""
+    if figures.band is None or cheaper.band is None:
+        return True
+    return clearly_less(figures.band, cheaper.band)
 
 
 def best(settings: Sequence[F], calls: int) -> F | None:

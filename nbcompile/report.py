@@ -197,7 +197,8 @@ class Strategy:
     Attributes:
         cold_seconds: wall time of the first call, compiler cache empty (``eager``: of the first call).
         cold_repeats: how many cold starts the figure is the median of.
-        steady_seconds: median time of a later call.
+        steady_seconds: time of a later call: eager's median, and of what was timed beside eager that median times
+            ``steady_ratio``, so that a drift of the machine is no part of it; else its own median.
         steady_spread: interquartile range of that time, in seconds.
         steady_repeats: number of timed rounds behind the median; the rounds of all strategies are interleaved.
         peak_bytes: largest memory in use during a steady call (device memory on an accelerator, else the process's).
@@ -209,6 +210,12 @@ class Strategy:
         first_drift: the first region among them that drifts, ``""`` if none does.
         failure: why there are no figures.
         notes: what a reader must know about the figures.
+        cold_cpu_seconds: CPU time of the first call, all threads, and the compilers that it started included.
+        steady_cpu_seconds: CPU time of a later call, all threads: the median over the rounds.
+        steady_ratio: time of a later call as part of eager's: the median over pairs of rounds taken side by side.
+        steady_ratio_low: the low end of the interval that holds the true ratio in nine of ten cases or more.
+        steady_ratio_high: its high end.
+        disturbed_rounds: how many of the rounds lacked the cores although they were repeated.
     """
 
     cold_seconds: float | None = None
@@ -225,6 +232,22 @@ class Strategy:
     first_drift: str = ""
     failure: str = ""
     notes: list[str] = field(default_factory=list)
+    cold_cpu_seconds: float | None = None
+    steady_cpu_seconds: float | None = None
+    steady_ratio: float | None = None
+    steady_ratio_low: float | None = None
+    steady_ratio_high: float | None = None
+    disturbed_rounds: int = 0
+
+    @property
+    def band(self) -> ranking.Band | None:
+        """The steady time as part of eager's, as it is ranked."""
+        return ranking.band(self.steady_ratio, self.steady_ratio_low, self.steady_ratio_high)
+
+    @property
+    def verdict(self) -> str:
+        """A later call against eager's, ``"faster"``, ``"level"`` or ``"slower"``; ``""`` without paired rounds."""
+        return "" if self.band is None else ranking.verdict(self.band)
 
 
 #: What became of a setting in a tuning.
@@ -417,7 +440,8 @@ class Report:
     def candidates(self) -> list[Trial]:
         """The trials that can be recommended, eager first.
 
-        Those are measured, right, and faster than eager by more than the spread, if eager was measured.
+        Those are measured, right, and clearly faster than eager, if eager was measured; of those that are level with
+        one another, the one that compiles the quickest.
         """
         right = [trial for trial in self.trials() if trial.outcome in ("measured", "stopped")]
         eager = next((trial for trial in right if trial.settings.get("strategy") == "eager"), None)
@@ -532,6 +556,10 @@ class _Ranked:
     @property
     def steady_spread(self) -> float | None:
         return self.trial.figures.steady_spread
+
+    @property
+    def band(self) -> ranking.Band | None:
+        return self.trial.figures.band
 
 
 def that_matter(settings: dict[str, Any]) -> dict[str, Any]:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from torch import nn
 
-from . import cache, compiler, describe, estimate, ranking
+from . import cache, compiler, describe, estimate, pairs, ranking
 from .compare import Measurement, check_step, put_back
 from .compiler import Compilation
 from .errors import UsageError
@@ -217,11 +218,11 @@ class _Tuning:
 
     def refine(self) -> None:
         """More rounds for those that may be the best for some number of calls, in turn, while the budget lasts."""
-        for _ in range(_MOST_ROUNDS - _QUICK_ROUNDS):
+        for turn in range(_MOST_ROUNDS - _QUICK_ROUNDS):
             live = [name for name in self.measurement.compilations if not self.trials[name].outcome]
             if not live or self.left(None) < sum(self.round_cost(name) for name in (EAGER, *live)):
                 return
-            for name in (EAGER, *live):
+            for name in next(islice(pairs.turns((EAGER, *live)), turn, None)):
                 self.round(name)
             self.drop_beaten()
 
@@ -238,9 +239,8 @@ class _Tuning:
                 raise
             self.give_up(name, "failed", f"{type(error).__name__}: {error}")
             return
-        timing = self.rounds.timing(name)
-        assert timing is not None  # a round was just taken
-        self.measurement.note({name: timing})
+        timed = {timed: self.rounds.timing(timed) for timed in self.rounds.times}  # a round of eager's moves all
+        self.measurement.note({timed: timing for timed, timing in timed.items() if timing is not None})
 
     def drop_beaten(self) -> None:
         """Give up those that cannot be the best for any number of calls, however their steady times vary."""

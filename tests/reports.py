@@ -78,6 +78,12 @@ def sample_report() -> Report:
                     RegionCheck("lm_head", "Head", note="not comparable: it draws random numbers"),
                 ],
                 first_drift="model.layers.1",
+                cold_cpu_seconds=8.0,
+                steady_cpu_seconds=0.1,
+                steady_ratio=0.5,
+                steady_ratio_low=0.48,
+                steady_ratio_high=0.53,
+                disturbed_rounds=1,
             ),
             "eager": Strategy(
                 cold_seconds=0.2,
@@ -157,6 +163,29 @@ def tuned_report() -> Report:
         ],
         notes=["the cache was empty"],
     )
+
+
+def paired_report() -> Report:
+    """Six settings whose rounds were paired with eager's: two level with each other, one with eager, one slower.
+
+    The last but one has ends that cannot be an interval's, so that its spread decides.
+    """
+    bands = {
+        "regional": (4.0, 0.5, 0.48, 0.53),
+        "full": (40.0, 0.49, 0.46, 0.52),  # level with regional, and dearer
+        "regional, rest=compile": (6.0, 0.4, 0.39, 0.41),  # clearly faster than both
+        "full, mode=max-autotune": (90.0, 0.99, 0.9, 1.1),
+        "full, backend=wrong-way": (50.0, 0.45, 0.5, 0.4),
+        "full, backend=slow": (1.0, 1.25, 1.2, 1.3),
+    }
+    found = [Trial({"strategy": "eager"}, Strategy(0.125, 1, 0.125, 0.01, 8))]
+    for name, (cold, ratio, low, high) in bands.items():
+        strategy, _, other = name.partition(", ")
+        axis, _, value = other.partition("=")
+        figures = Strategy(cold, 1, 0.125 * ratio, 0.01, 8, steady_ratio=ratio)
+        figures.steady_ratio_low, figures.steady_ratio_high = low, high
+        found.append(Trial({"strategy": strategy, **({axis: value} if axis else {})}, figures))
+    return Report(settings={"calls": 100_000}, model={"class_name": "Paired"}, tuning=found)
 
 
 def hostile_tuning() -> Report:

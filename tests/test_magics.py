@@ -245,7 +245,7 @@ def test_options_reach_the_core(run: Any, shell: InteractiveShell, monkeypatch: 
     run("%%compile_regional model\n3")
     assert {name for name in ("backend", "mode", "options") if name in asked} == set()
     assert asked["strategies"] == ("eager", "regional")
-    assert (asked["calls"], asked["rounds"], asked["dynamic"]) == (None, 5, None)
+    assert (asked["calls"], asked["rounds"], asked["dynamic"]) == (None, None, None)
 
 
 def test_braces_and_dollars_are_not_expanded(run: Any, shell: InteractiveShell) -> None:

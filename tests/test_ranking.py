@@ -10,7 +10,7 @@ import pytest
 from nbcompile import UsageError, ranking
 from nbcompile.measure import break_even
 from nbcompile.report import Report, Strategy, Trial
-from tests.reports import hostile_tuning, tuned_report
+from tests.reports import hostile_tuning, paired_report, tuned_report
 
 
 def trial(
@@ -147,3 +147,37 @@ def test_a_hostile_tuning_is_ranked_in_no_time() -> None:
     assert tuned.best().total_seconds(10) is not None
     assert len(tuned.crossings()) < 10
     assert ranking.envelope([]) == []
+
+
+def test_of_settings_that_are_level_the_quickest_to_compile_is_taken() -> None:
+    # GIVEN rounds paired with eager's: full level with regional and dearer, another clearly faster than both
+    paired = paired_report()
+    names = [found.name for found in paired.candidates()]
+    # THEN full is not recommended, however many calls; nor is what is level with eager or slower
+    assert names == ["eager", "regional", "regional, rest=compile", "full, backend=wrong-way"]
+    assert [found.name for _, found in paired.crossings()] == ["eager", "regional", "regional, rest=compile"]
+    # AND each says what its pairs say; ends that cannot be an interval's say nothing
+    verdicts = {found.name: found.figures.verdict for found in paired.tuning}
+    assert verdicts == {
+        **{"eager": "", "regional": "faster", "full": "faster", "regional, rest=compile": "faster"},
+        **{"full, mode=max-autotune": "level", "full, backend=wrong-way": "", "full, backend=slow": "slower"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("median", "low", "high", "verdict"),
+    [
+        (0.97, 0.96, 0.979, "faster"),
+        (0.985, 0.98, 0.99, "level"),  # surely faster, but by less than anyone compiles for
+        (0.9, 0.8, 1.0, "level"),  # the interval holds 1
+        (1.1, 1.0, 1.2, "level"),
+        (1.1, 1.05, 1.2, "slower"),
+        (0.9, 0.95, 1.0, ""),
+        (0.9, -0.1, 1.0, ""),
+        (0.9, None, 1.0, ""),
+        (math.nan, 0.8, 1.0, ""),
+    ],
+)
+def test_verdict_of_pairs(median: float, low: float | None, high: float, verdict: str) -> None:
+    figures = Strategy(steady_ratio=median, steady_ratio_low=low, steady_ratio_high=high)
+    assert figures.verdict == verdict

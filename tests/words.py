@@ -13,7 +13,7 @@ from nbcompile.render import tables, units
 from nbcompile.render.advice import recommendation
 from nbcompile.report import Report, Snapshot
 
-from .reports import HOSTILE, many_regions, sample_report, tuned_report
+from .reports import HOSTILE, many_regions, paired_report, sample_report, tuned_report
 
 FILE = Path(__file__).with_name("words.json")
 
@@ -86,7 +86,8 @@ def words() -> dict[str, Any]:
     found["progress"] = [
         [Report(progress=snapshot).to_dict()["progress"], tables.progress_line(snapshot)] for snapshot in _SNAPSHOTS
     ]
-    found["reports"] = [_report(report) for report in (sample_report(), tuned_report(), many_regions(3), Report())]
+    shown = (sample_report(), tuned_report(), paired_report(), many_regions(3), Report())
+    found["reports"] = [_report(report) for report in shown]
     return found
 
 

@@ -9,10 +9,35 @@ import type { Figure } from './report';
 /** Beyond this many calls nobody asks. */
 export const MOST_CALLS = 10 ** 12;
 
+/** Two steady times that lie no further apart than this part of them are level. */
+const LEVEL = 0.02;
+
+/** A steady time as part of eager's: the low end of what it may be, the median, and the high end. */
+export type Band = readonly [number, number, number];
+const EAGER: Band = [1, 1, 1];
+
 export interface IFigures {
   coldSeconds: Figure;
   steadySeconds: Figure;
   steadySpread: Figure;
+  band: Band | null;
+}
+
+/** The band of what a report holds; null if its rounds were not paired with eager's. */
+export function bandOf(figures: { steadyRatio: Figure; steadyRatioLow: Figure; steadyRatioHigh: Figure }): Band | null {
+  const { steadyRatio: median, steadyRatioLow: low, steadyRatioHigh: high } = figures;
+  if (median === null || low === null || high === null) {
+    return null;
+  }
+  return low > 0 && low <= median && median <= high ? [low, median, high] : null;
+}
+
+/** What paired rounds say of a call against eager's. */
+export function verdict(band: Band): 'faster' | 'level' | 'slower' {
+  if (clearlyLess(band, EAGER)) {
+    return 'faster';
+  }
+  return clearlyLess(EAGER, band) ? 'slower' : 'level';
 }
 
 /** Seconds that so many calls take in all, the first one cold; null without both figures. */
@@ -21,13 +46,23 @@ export function total(figures: IFigures, calls: number): number | null {
   return steps === null ? null : toSeconds(steps);
 }
 
-/** Those that can be recommended: measured, and eager itself or faster than it by more than the spread. */
+/**
+ * Those that can be recommended: measured, and eager itself or clearly faster than it. Of those that are level with one
+ * another by paired rounds only the one that compiles the quickest.
+ */
 export function candidates<T extends IFigures>(settings: readonly T[], eager: T | null): T[] {
   const measured = settings.filter(figures => exactTotal(figures, 1) !== null);
   if (eager === null || exactTotal(eager, 1) === null) {
     return measured;
   }
-  return [eager, ...measured.filter(figures => figures !== eager && gains(figures, eager))];
+  const faster = measured.filter(figures => figures !== eager && gains(figures, eager));
+  const kept: T[] = [];
+  for (const figures of [...faster].sort((a, b) => (a.coldSeconds ?? 0) - (b.coldSeconds ?? 0))) {
+    if (kept.every(cheaper => buys(figures, cheaper))) {
+      kept.push(figures);
+    }
+  }
+  return [eager, ...faster.filter(figures => kept.includes(figures))];
 }
 
 /** The one with the least total time for so many calls; of equals the first. */
@@ -73,8 +108,20 @@ function gains(figures: IFigures, eager: IFigures): boolean {
   if (figures.steadySeconds === null || eager.steadySeconds === null) {
     return false;
   }
+  if (figures.band !== null) {
+    return clearlyLess(figures.band, EAGER);
+  }
   const spread = Math.max(0, figures.steadySpread ?? 0, eager.steadySpread ?? 0);
   return eager.steadySeconds - figures.steadySeconds > spread;
+}
+
+/** Whether a setting's calls are clearly faster than those of one that compiles quicker, as far as that is known. */
+function buys(figures: IFigures, cheaper: IFigures): boolean {
+  return figures.band === null || cheaper.band === null || clearlyLess(figures.band, cheaper.band);
+}
+
+function clearlyLess(one: Band, other: Band): boolean {
+  return one[1] < (1 - LEVEL) * other[1] && one[1] < other[0] && one[2] < other[1];
 }
 
 /** The least number of calls for which a setting takes less time than another, if its calls are faster. */

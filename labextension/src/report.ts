@@ -110,6 +110,9 @@ export interface IStrategy {
   firstDrift: string;
   failure: string;
   notes: string[];
+  steadyRatio: Figure;
+  steadyRatioLow: Figure;
+  steadyRatioHigh: Figure;
 }
 
 /** One setting of a tuning; `name` is its strategy and what differs from the defaults. */

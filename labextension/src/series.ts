@@ -2,6 +2,7 @@
  * The figures behind the charts, as nbcompile/render/series.py takes them from a report.
  */
 import { PHASES, PHASE_TITLES, type Figure, type IReport, type IStrategy } from './report';
+import { bandOf, verdict } from './ranking';
 import { orderedStrategies } from './trials';
 import { ABSENT, amount, clean, count, middle, plural, seconds } from './units';
 
@@ -179,6 +180,10 @@ export function breakEven(eager: IStrategy | null, name: string, strategy: IStra
   const ours = strategy.steadySeconds;
   if (eager === null || theirs === null || ours === null) {
     return ABSENT;
+  }
+  const band = bandOf(strategy);
+  if (band !== null) {
+    return { faster: ABSENT, level: 'level', slower: 'never' }[verdict(band)];
   }
   const spreads = [eager.steadySpread, strategy.steadySpread].filter(spread => spread !== null);
   if (spreads.length > 0 && Math.abs(theirs - ours) <= spreads.reduce((sum, spread) => sum + spread, 0)) {

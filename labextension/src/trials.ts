@@ -1,7 +1,7 @@
 /**
  * What a report lets one choose from, and what is best for how many calls: the arithmetic of nbcompile/report.py.
  */
-import { best, candidates, envelope, MOST_CALLS, total, type IFigures } from './ranking';
+import { bandOf, best, candidates, envelope, MOST_CALLS, total, type IFigures } from './ranking';
 import type { Figure, IReport, IStrategy, ITrial } from './report';
 import type { Plain } from './units';
 
@@ -113,7 +113,7 @@ export function orderedStrategies(report: IReport): [string, IStrategy][] {
 function rankedAs(trial: ITrial): IFigures & { trial: ITrial } {
   const { coldSeconds, steadySeconds, steadySpread } = trial.figures;
   const first = isEager(trial) && coldSeconds !== null ? steadySeconds : coldSeconds;
-  return { coldSeconds: first, steadySeconds, steadySpread, trial };
+  return { coldSeconds: first, steadySeconds, steadySpread, band: bandOf(trial.figures), trial };
 }
 
 function compare(a: number, b: number): number {

@@ -123,7 +123,7 @@ class NbcompileMagics(Magics):
         metavar="CALLS",
         help="Calls per timed round. Default: chosen automatically.",
     )
-    @argument("-r", dest="rounds", type=int, metavar="ROUNDS", default=5, help="Timed rounds. Default: 5.")
+    @argument("-r", dest="rounds", type=int, metavar="ROUNDS", help="Timed rounds. Default: 8, up to 12 to decide.")
     @_output_arguments
     def compile_regional(self, line: str, cell: str) -> Report | None:
         """Compile a model block by block, run the cell's body with it, and show what it was worth.
@@ -274,7 +274,7 @@ class NbcompileMagics(Magics):
         """The keywords for the core; what was not given is left out, so that the core's defaults hold."""
         if args.calls is not None and args.calls < 1:
             raise UsageError(f"-n takes a number of calls, 1 or more, not {args.calls}")
-        if args.rounds < 1:
+        if args.rounds is not None and args.rounds < 1:
             raise UsageError(f"-r takes a number of rounds, 1 or more, not {args.rounds}")
         settings: dict[str, Any] = {"rest": args.rest, "dynamic": DYNAMIC[args.dynamic]}
         if args.fullgraph:

@@ -239,8 +239,8 @@ def speed(eager: Strategy | None, strategy: Strategy) -> float | None:
 def break_even(eager: Strategy | None, name: str, strategy: Strategy) -> str:
     """When compiling has paid for itself, in words.
 
-    Without a number of calls, a difference that the spread can explain is the answer, and else "never" where later
-    calls are slower; what is left was not measured.
+    Without a number of calls, a difference that the times' own variation can explain is the answer, and else "never"
+    where later calls are slower; what is left was not measured.
     """
     if name == "eager":
         return ABSENT
@@ -250,6 +250,8 @@ def break_even(eager: Strategy | None, name: str, strategy: Strategy) -> str:
     theirs, ours = amount(eager.steady_seconds) if eager else None, amount(strategy.steady_seconds)
     if eager is None or theirs is None or ours is None:
         return ABSENT
+    if strategy.verdict:
+        return {"level": "level", "slower": "never"}.get(strategy.verdict, ABSENT)
     spreads = [spread for spread in (amount(eager.steady_spread), amount(strategy.steady_spread)) if spread is not None]
     if spreads and abs(theirs - ours) <= sum(spreads):
         return "within spread"
