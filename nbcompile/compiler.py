@@ -23,7 +23,7 @@ from typing import Any
 
 from torch import nn
 
-from . import describe, events
+from . import describe, events, startup
 from .border import Region, is_passage, make_border, make_passage, region_of
 from .errors import UsageError
 from .graphs import Replays, check_setting
@@ -198,6 +198,7 @@ def compile_regions(
     check_setting(cuda_graph, settings)
     plan = plan_regions(model, rest=rest, regions=regions)
     _refuse_offloaded(model, [path for group in plan.groups for path in group.blocks])
+    startup.begin(settings.backend, describe.device_of(model))
     adopt(model, Compilation(model, settings, strategy="regional", plan=plan, rest=rest, cuda_graph=cuda_graph))
     return model
 
@@ -224,6 +225,7 @@ def compile_model(
     check_model(model)
     settings = _settings(plugin, fullgraph, dynamic, backend, mode, options, disable)
     _refuse_offloaded(model, [""])
+    startup.begin(settings.backend, describe.device_of(model))
     adopt(model, Compilation(model, settings, strategy="full", plan=None))
     return model
 

@@ -80,6 +80,7 @@ class _Claim:
     at: float
     owner: weakref.ref[Any]
     block: str
+    waited: float
 
 
 _lock = threading.RLock()
@@ -108,12 +109,16 @@ def current_compile_id() -> str:
     return str(CompileContext.current_compile_id() or "")
 
 
-def claim(owner: Owner, block: str) -> None:
-    """Say that the compile going on in this thread belongs to ``owner``, caused by a call of ``block``."""
+def claim(owner: Owner, block: str, waited: float = 0.0) -> None:
+    """Say that the compile going on in this thread belongs to ``owner``, caused by a call of ``block``.
+
+    Args:
+        waited: seconds of it that were none of its own, spent on the compiler's start-up.
+    """
     compile_id = current_compile_id()
     if compile_id:
         with _lock:
-            _claims.setdefault(compile_id, []).append(_Claim(time.time(), weakref.ref(owner), block))
+            _claims.setdefault(compile_id, []).append(_Claim(time.time(), weakref.ref(owner), block, waited))
 
 
 def collect(owner: Owner | None = None, block: str = "", *, since: float = 0.0, breaks_before: int = 0) -> None:
@@ -142,7 +147,7 @@ def collect(owner: Owner | None = None, block: str = "", *, since: float = 0.0, 
             if unclaimed and owner is not None and _started(record) >= since:
                 found, caller = owner, block
             if found is not None:
-                found.log.compiles.append(_compile(record, caller))
+                found.log.compiles.append(_compile(record, caller, claim.waited if claim is not None else 0.0))
         if owner is not None:
             for reason in torch._dynamo.utils.graph_break_reasons[breaks_before:]:
                 owner.log.breaks.append(_break(reason, block))
@@ -172,7 +177,7 @@ def _started(record: Any) -> float:
     return (record.start_time_us or 0) / 1e6
 
 
-def _compile(record: Any, block: str) -> Compile:
+def _compile(record: Any, block: str, waited: float = 0.0) -> Compile:
     """A compile from the compiler's own record (a ``CompilationMetrics``)."""
 
     def seconds(name: str) -> float:
@@ -180,6 +185,11 @@ def _compile(record: Any, block: str) -> Compile:
 
     started, ended = seconds("start_time_us"), seconds("end_time_us")
     wall = max(ended - started, 0.0)
+    phases = split(seconds, wall=wall, forward=record.is_forward is not False)
+    start_up = min(waited, phases.get("aot_autograd", 0.0))  # the record counts it there
+    if start_up > 0:
+        phases["aot_autograd"] -= start_up
+        phases["other"] = phases.get("other", 0.0) + start_up
     failure = ": ".join(str(part) for part in (record.fail_type, record.fail_reason) if part)
     hit_limit = "recompile limit" in failure.lower() or "RecompileLimit" in failure
     return Compile(
@@ -187,7 +197,7 @@ def _compile(record: Any, block: str) -> Compile:
         forward=record.is_forward is not False,
         start=started,
         seconds=wall,
-        phases=split(seconds, wall=wall, forward=record.is_forward is not False),
+        phases=phases,
         made_graph=bool(record.graph_op_count) and not failure,
         recompile_reason=record.recompile_reason or "",
         failure="" if hit_limit else failure,

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch._dynamo.exc import RestartAnalysis, SkipFrame
 
-from . import events, explain, fastpath
+from . import events, explain, fastpath, startup
 from .errors import CompilationError, CompilationWarning
 from .integrations import layer_index
 from .interrupts import delivered_safely
@@ -281,8 +281,9 @@ class _Backend:
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         variant = self._variant()
+        waited = startup.wait()
         if variant is not None:
-            events.claim(variant, call.block)
+            events.claim(variant, call.block, waited)
             if call.breaks == events.breaks_seen():  # behind a graph break inputs are no longer the block's
                 variant.dynamic = explain.dynamic_inputs(graph)
         try:

@@ -16,7 +16,7 @@ PACKAGE = Path(nbcompile.__file__).parent
 
 #: From the ground up. A module imports only from storeys below its own; those of a folder also from one another.
 STOREYS: list[set[str]] = [
-    {"errors", "cores", "device", "pairs", "ranking"},
+    {"errors", "cores", "device", "pairs", "ranking", "startup"},
     {"interrupts"},
     {"plugin", "regions", "report"},
     {"cache", "estimate", "ongoing", "space"},

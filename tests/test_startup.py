@@ -1,0 +1,92 @@
+"""The compiler's start-up beside its first trace, each time in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from nbcompile import events
+
+ROOT = Path(__file__).resolve().parents[1]
+BEGINNING = """
+    import threading, torch
+    import nbcompile
+    from nbcompile import startup
+    model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(2)])
+    started = lambda: [thread.name for thread in threading.enumerate() if thread.name.startswith("nbcompile")]
+"""
+
+
+def told(code: str, folder: Path) -> list[str]:
+    """What a program prints that ran in a fresh process with an empty cache."""
+    source = textwrap.dedent(BEGINNING) + textwrap.dedent(code)
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", source], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is begun on Linux alone")
+def test_the_first_compile_finds_it_done(tmp_path: Path) -> None:
+    # GIVEN a process in which a model is about to be compiled
+    # THEN the start-up goes on in a thread; it leaves in the process what inductor looks for, and compiles no kernel
+    lines = told(
+        """
+        from pathlib import Path
+        import os
+        nbcompile.compile_regions(model)
+        print(started())
+        print(startup.wait() > 0)
+        from torch._inductor import codecache, cpu_vec_isa
+        print(cpu_vec_isa.valid_vec_isa_list.cache_info().currsize, codecache._precompile_header.cache_info().misses)
+        with torch.no_grad():
+            model(torch.ones(2, 8))
+        print(codecache._precompile_header.cache_info().misses, cpu_vec_isa.valid_vec_isa_list.cache_info().misses)
+        group = nbcompile.report(model).groups[0]
+        print(group.compiled, group.eager)
+        """,
+        tmp_path,
+    )
+    assert lines == ["['nbcompile-start-up']", "True", "1 1", "1 1", "2 0"]
+
+
+@pytest.mark.parametrize("how", ["backend='eager'", "backend='aot_eager'"])
+def test_other_backends_begin_nothing(how: str, tmp_path: Path) -> None:
+    lines = told(f"import sys; nbcompile.compile_regions(model, {how}); print(started())", tmp_path)
+    assert lines == ["[]"]
+
+
+def test_a_start_up_that_fails_leaves_the_first_compile_as_it_was(tmp_path: Path) -> None:
+    lines = told(
+        """
+        from torch._inductor import codecache
+        del codecache.CppPythonBindingsCodeCache.load_pybinding_async  # as in a torch that has it no longer
+        nbcompile.compile_regions(model, backend="inductor")
+        startup.wait()
+        model.eval()
+        print(started(), "inductor" in str(nbcompile.report(model).settings))
+        """,
+        tmp_path,
+    )
+    assert lines == ["[] True"]
+
+
+def test_what_was_waited_is_no_phase_of_the_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Record:
+        start_time_us, end_time_us, is_forward = 0, 10_000_000, True
+        dynamo_cumulative_compile_time_us = 10_000_000
+        aot_autograd_cumulative_compile_time_us = 8_000_000
+        inductor_cumulative_compile_time_us = 2_000_000
+        fail_type = fail_reason = recompile_reason = None
+        graph_op_count = 3
+
+    phases = events._compile(Record(), "layers.0", 5.0).phases
+    assert phases == pytest.approx({"dynamo": 2.0, "aot_autograd": 1.0, "inductor": 2.0, "other": 5.0})
+    assert sum(phases.values()) == pytest.approx(10.0)
+    assert events._compile(Record(), "layers.0").phases["aot_autograd"] == pytest.approx(6.0)
