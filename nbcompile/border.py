@@ -168,7 +168,7 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
     is_compiling: Callable[[], bool] = torch.compiler.is_compiling
     is_tracing: Callable[[], bool] = torch.jit.is_tracing
     is_grad_enabled = torch.is_grad_enabled
-    cache_can_be_there = transformers.loaded
+    cache_class = transformers.cache_class
     frames_seen, breaks_seen, now = events.frames_seen, events.breaks_seen, time.time
 
     def border(*args: Any, **kwargs: Any) -> Any:
@@ -197,10 +197,13 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
             hooks = [hook for dictionary in region.hooks for hook in dictionary.values()]
         put_back, cache_kind = None, ""
         # a hook may look at the block's index, so under hooks the index has to mean what it says
-        if region.index is not None and not hooks and cache_can_be_there():
-            narrowed = region.own_layer_only(args, kwargs)
-            if narrowed is not None:
-                args, kwargs, put_back, cache_kind = narrowed
+        if region.index is not None and not hooks and (cache := cache_class()) is not None:
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, cache):
+                    narrowed = region.own_layer_only(args, kwargs)
+                    if narrowed is not None:
+                        args, kwargs, put_back, cache_kind = narrowed
+                    break
         hidden = put_back is not None
         direct = not hooks and ordinary_stance()
         arguments = {"block": block, "args": args, "kwargs": kwargs}
@@ -235,7 +238,7 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
         frames = frames_seen()
         outer = _call.enter(region.path, now(), breaks_seen(), index_hidden=hidden)
         try:
-            result = variant.function(block, args, kwargs)
+            result = variant.call(block, args, kwargs)
             if frames_seen() != frames:
                 region.after_compile(variant, args, kwargs)
                 frames = frames_seen()

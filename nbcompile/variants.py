@@ -157,6 +157,13 @@ class Variant:
         limited = any(done.hit_limit for done in self.log.compiles)
         return call.graphs_run == self.most_graphs_run > 0 or (call.graphs_run > 0 and not limited)
 
+    def call(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call :attr:`function`. What is compiled by that is spared a note to the profiler at each call."""
+        if self._fast_paths is None or self.log.breaks:  # the compiler's own way each time, and this costs, too
+            return self.function(block, args, kwargs)
+        with torch._dynamo.config.patch(record_runtime_overhead=False):
+            return self.function(block, args, kwargs)
+
     def fast_path(self, arguments: dict[str, Any]) -> fastpath.FastPath | None:
         """A direct way to the code for these arguments of :attr:`function`; ``None`` without one.
 

@@ -31,11 +31,6 @@ _ORIGIN = "_nbcompile_origin"
 PutBack = Callable[[Any], Any]
 
 
-def loaded() -> bool:
-    """Whether the user has imported transformers; nothing here imports it for the first time."""
-    return "transformers.cache_utils" in sys.modules
-
-
 def index_holders(block: nn.Module) -> list[dict[str, Any]]:
     """The attributes of those of a block's modules that carry a layer index."""
     return [vars(module) for module in block.modules() if not INDEXES.isdisjoint(vars(module))]
@@ -47,11 +42,19 @@ def own_index(holders: Sequence[dict[str, Any]]) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
+def cache_class() -> type | None:
+    """The class of all caches, once the user has imported transformers; nothing here imports it for the first time."""
+    module = sys.modules.get("transformers.cache_utils")
+    return getattr(module, "Cache", None)
+
+
 def find_caches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int | str, Any]]:
     """The caches among a call's arguments, each with its position or name. The name differs between versions."""
-    cache_class = sys.modules["transformers.cache_utils"].Cache
-    found: list[tuple[int | str, Any]] = [(n, value) for n, value in kwargs.items() if isinstance(value, cache_class)]
-    found += [(position, value) for position, value in enumerate(args) if isinstance(value, cache_class)]
+    kind = cache_class()
+    if kind is None:
+        return []
+    found: list[tuple[int | str, Any]] = [(name, value) for name, value in kwargs.items() if isinstance(value, kind)]
+    found += [(position, value) for position, value in enumerate(args) if isinstance(value, kind)]
     return found
 
 
