@@ -4,8 +4,8 @@ The names below are loaded when they are first used, so ``import nbcompile`` and
 milliseconds and do not import torch. In a notebook, ``%load_ext nbcompile`` adds ``%%compile_regional``,
 ``%%tune`` and ``%nbcompile``.
 
-``nbcompile.report``, ``nbcompile.compare``, ``nbcompile.sweep`` and ``nbcompile.tune`` are functions, although modules of the same names
-exist. To reach something else in such a module write ``from nbcompile.report import ...``.
+``nbcompile.report``, ``nbcompile.compare``, ``nbcompile.sweep`` and ``nbcompile.tune`` are functions, although modules
+of the same names exist. To reach something else in such a module write ``from nbcompile.report import ...``.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class Run:
         how = (
             "their steady rounds were interleaved, each in its own process"
             if self.together
-            else "there was no room for all at once, so the rounds of each were interleaved with eager ones in its process"
+            else "there was no room for all at once, so the rounds of each were interleaved with eager's in its process"
         )
         notes = [
             f"the step: {TASKS[self.cell.task]}",

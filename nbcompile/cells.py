@@ -52,8 +52,8 @@ PRESETS = {
     # Two cores compile and time all of it in a quarter of an hour.
     "cpu": Preset(
         {
-            "Llama 4x192": LlamaShape(4, 192, 512, 6, 6, 32, 1024, True),
-            "Llama 12x384": LlamaShape(12, 384, 1024, 6, 6, 64, 1024, True),
+            "Llama 3x192": LlamaShape(3, 192, 512, 6, 6, 32, 1024, True),
+            "Llama 8x320": LlamaShape(8, 320, 896, 5, 5, 64, 1024, True),
         },
         batches=(1, 4),
         tasks=("inference", "training"),

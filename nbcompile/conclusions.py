@@ -160,8 +160,8 @@ def _batches(cells: Sequence[_Cell]) -> tuple[str, str]:
     unsure = sum(_step(cell).part for pair in pairs for cell in pair) / len(pairs)  # type: ignore[union-attr]
     batches = [sorted({pair[end].batch for pair in pairs}) for end in (0, 1)]
     said = (
-        f"Regional and full are {100 * small:.1f} % apart at batch {_list(batches[0])} and {100 * large:.1f} % at batch "
-        f"{_list(batches[1])}, each the mean of {_count(len(pairs), 'pair')} of one model and step"
+        f"Regional and full are {100 * small:.1f} % apart at batch {_list(batches[0])} and {100 * large:.1f} % at "
+        f"batch {_list(batches[1])}, each the mean of {_count(len(pairs), 'pair')} of one model and step"
     )
     if abs(large - small) <= unsure:
         return UNTOLD, f"{said}; the rounds vary by {100 * unsure:.1f} %, so the change is within that."

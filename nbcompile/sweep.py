@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import conclusions
+from . import conclusions, warmup
 from .cellrun import Run
 from .cells import PRESETS, TASKS, Cell, Factory, digest, free_bytes, given_cells, machine, preset_cells
 from .compare import STRATEGIES
@@ -79,7 +79,7 @@ class Sweep:
         """
         from .render.sweep_charts import figure
 
-        return figure(self.reports)
+        return figure(self.reports, self.conclusions)
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write each report to a file of its own in ``folder``, which :meth:`load` and :func:`sweep` read again.
@@ -216,6 +216,11 @@ class _Work:
             folder.mkdir(parents=True, exist_ok=True)
 
     def measure(self, cells: Sequence[Cell]) -> Sweep:
+        """Measure what is not there yet."""
+        begun = warmup.latest()
+        if begun is not None and begun.state == "running":  # it would take a core from the first cell
+            self._tell("waiting for the compiler's start-up ahead of time")
+            begun.wait()
         result = Sweep()
         for number, cell in enumerate(cells, 1):
             prefix, identity = f"[{number}/{len(cells)}] ", self._identity(cell)
@@ -226,6 +231,7 @@ class _Work:
                 continue
             result.reports.append(report)
             self.done += 1
+        self._tell(f"{len(result.reports)} of {len(cells)} cells measured")
         return result
 
     def _new(self, cell: Cell, identity: dict[str, Any], prefix: str, notes: list[str]) -> Report | None:
@@ -341,8 +347,8 @@ def _check(
         isinstance(models, Mapping) and models and all(isinstance(n, str) and callable(f) for n, f in models.items())
     ):
         raise UsageError(
-            "models takes a dictionary with a name and, for each, a function that is called with a batch size and gives "
-            "a model and the keyword arguments of one call"
+            "models takes a dictionary with a name and, for each, a function that is called with a batch size and "
+            "gives a model and the keyword arguments of one call"
         )
     if batches is not None and not (_listed(batches) and all(type(b) is int and b >= 1 for b in batches)):
         raise UsageError(f"batches takes a list of whole numbers from 1 on, not {batches!r}")
