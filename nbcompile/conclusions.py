@@ -94,11 +94,11 @@ def _cell(report: Report) -> _Cell | None:
     names = ("eager", "regional", "full")
     if not isinstance(about, dict) or not all(name in report.strategies for name in names):
         return None
-    weight = report.model.get("parameters")
-    if not isinstance(weight, (int, float)):
+    weight, batch = report.model.get("parameters"), about.get("batch")
+    if not isinstance(weight, (int, float)) or not isinstance(batch, int):
         return None
     figures = [report.strategies[name] for name in names]
-    return _Cell(str(about.get("model")), int(about.get("batch", 0)), str(about.get("task")), float(weight), *figures)
+    return _Cell(str(about.get("model")), batch, str(about.get("task")), float(weight), *figures)
 
 
 # -- 1: as fast as full ------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def _batches(cells: Sequence[_Cell]) -> tuple[str, str]:
     apart = [tuple(_apart(_step(cell)) for cell in pair) for pair in pairs]
     small = sum(low for low, _ in apart) / len(apart)
     large = sum(high for _, high in apart) / len(apart)
-    unsure = sum(_step(cell).part for pair in pairs for cell in pair) / len(pairs)  # type: ignore[union-attr]
+    unsure = 2 * _mean(_step(cell) for pair in pairs for cell in pair).part
     batches = [sorted({pair[end].batch for pair in pairs}) for end in (0, 1)]
     said = (
         f"Regional and full are {100 * small:.1f} % apart at batch {_list(batches[0])} and {100 * large:.1f} % at "
@@ -225,7 +225,7 @@ def _overtakes(cells: Sequence[_Cell]) -> str:
     if not found:
         return "full never overtakes it beyond what the rounds vary"
     where = "" if len(found) == len(cells) else f" (in {len(found)} of {_count(len(cells), 'cell')})"
-    return f"full overtakes it after {min(found)} steps at the earliest{where}"
+    return f"full overtakes it after {_count(min(found), 'step')} at the earliest{where}"
 
 
 # -- figures of one cell -----------------------------------------------------------------------------------------------
@@ -243,9 +243,10 @@ def _gain(cell: _Cell) -> _Ratio | None:
 
 def _cold(cell: _Cell) -> _Ratio | None:
     """A full cold start as so many regional ones."""
-    if not cell.regional.cold_seconds or not cell.full.cold_seconds or cell.regional.failure or cell.full.failure:
+    ours, theirs = _amount(cell.regional.cold_seconds), _amount(cell.full.cold_seconds)
+    if ours is None or theirs is None or cell.regional.failure or cell.full.failure:
         return None
-    return _Ratio(cell.full.cold_seconds / cell.regional.cold_seconds, 0.0)
+    return _Ratio(theirs / ours, 0.0)
 
 
 def _saved(cell: _Cell) -> float:
@@ -253,10 +254,16 @@ def _saved(cell: _Cell) -> float:
 
 
 def _ratio(one: Strategy, other: Strategy) -> _Ratio | None:
-    if not one.steady_seconds or not other.steady_seconds or one.failure or other.failure:
+    ours, theirs = _amount(one.steady_seconds), _amount(other.steady_seconds)
+    if ours is None or theirs is None or one.failure or other.failure:
         return None
-    part = sum((figures.steady_spread or 0.0) / 2 / (figures.steady_seconds or 1.0) for figures in (one, other))
-    return _Ratio(one.steady_seconds / other.steady_seconds, part)
+    parts = ((_amount(one.steady_spread) or 0.0) / ours, (_amount(other.steady_spread) or 0.0) / theirs)
+    return _Ratio(ours / theirs, sum(parts) / 2)
+
+
+def _amount(value: float | None) -> float | None:
+    """A figure that a measurement can give; a report from a file may hold any number."""
+    return value if value is not None and 0.0 < value < 1e9 else None
 
 
 def _apart(ratio: _Ratio | None) -> float:

@@ -332,11 +332,11 @@ def _strategies(strategies: Sequence[str] | None) -> list[str]:
 
 def _check(
     preset: str | None,
-    models: Mapping[str, Factory] | None,
+    models: object,
     batches: Sequence[int] | None,
     tasks: Sequence[str] | None,
-    rounds: int,
-    timeout: float,
+    rounds: object,
+    timeout: object,
 ) -> None:
     presets = ", ".join(map(repr, PRESETS))
     if (preset is None) == (models is None):
