@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from . import describe, measure
+from . import describe, measure, pairs, ranking
 from .cells import TASKS, Cell
 from .processes import Worker, WorkerError
 from .progress import Progress
 from .report import Report, Strategy
+from .rounds import HeardRounds
 
 _ROUND_SECONDS = 0.5
 
@@ -48,7 +48,7 @@ class Run:
         self._tell, self._prefix = tell, prefix
         self._reports: dict[str, Report] = {}
         self._failures: dict[str, str] = {}
-        self._times: dict[str, list[float]] = {name: [] for name in strategies}
+        self._heard = HeardRounds()
 
     def measure(self) -> Report:
         """Measure it. A strategy that fails is a line of the report, and so is one whose process dies."""
@@ -98,17 +98,18 @@ class Run:
         return False
 
     def _steady(self, workers: Mapping[str, Worker]) -> None:
-        """Time rounds of all in turn, beginning with another one each time."""
+        """Time rounds of all in turn, in changing order."""
         workers = dict(workers)
         with self._tell.quiet():
-            for turn in range(self.rounds):
+            for turn, order in zip(range(self.rounds), pairs.turns(list(workers)), strict=False):
+                if not workers:
+                    break
                 self._say(f"steady state of {', '.join(sorted(workers))}: round {turn + 1} of {self.rounds}")
-                names = list(workers)
-                for name in names[turn % len(names) :] + names[: turn % len(names)] if names else []:
+                for name in order:
                     if name not in workers:
                         continue
                     try:
-                        self._times[name].append(workers[name].time_round(name))
+                        self._heard.add(name, workers[name].time_round(name))
                     except WorkerError as error:
                         self._failures[name] = str(error)
                         dead = workers.pop(name)
@@ -129,9 +130,10 @@ class Run:
         eager = report.strategies["eager"]
         for name, figures in report.strategies.items():
             cold, steady, theirs = figures.cold_seconds, figures.steady_seconds, eager.steady_seconds
-            if name != "eager" and cold is not None and steady is not None and theirs is not None:
-                spread = max(figures.steady_spread or 0.0, eager.steady_spread or 0.0)
-                figures.break_even_calls = measure.break_even(cold, steady, theirs, spread)
+            if name == "eager" or not ranking.gains(figures, eager):
+                continue
+            if cold is not None and steady is not None and theirs is not None:
+                figures.break_even_calls = measure.break_even(cold, steady, theirs, 0.0)
         report.notes = self._notes()
         return report
 
@@ -145,9 +147,8 @@ class Run:
         fresh = {f.name: getattr(Strategy(), f.name) for f in dataclasses.fields(Strategy) if _of_rounds(f.name)}
         notes = [*found.notes, *(note for note in report.notes if note not in found.notes)]
         figures = dataclasses.replace(found, **fresh, notes=notes, failure=found.failure or failure)
-        if times := self._times[name]:
-            figures.steady_seconds, figures.steady_repeats = statistics.median(times), len(times)
-            figures.steady_spread = spread(times)
+        if (timing := self._heard.timing(name)) is not None:
+            _take(figures, timing, self._heard.timing("eager"))
         return figures
 
     def _notes(self) -> list[str]:
@@ -169,9 +170,16 @@ def _of_rounds(field: str) -> bool:
     return field.startswith("steady_") or field in ("break_even_calls", "disturbed_rounds")
 
 
-def spread(times: Sequence[float]) -> float:
-    """Interquartile range; of fewer than four times, the whole range."""
-    if len(times) < 4:
-        return max(times) - min(times)
-    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
-    return high - low
+def _take(figures: Strategy, timing: measure.Timing, eager: measure.Timing | None) -> None:
+    """Take steady times into a strategy's figures, held against eager's rounds beside them as a comparison does it."""
+    figures.steady_seconds, figures.steady_spread, figures.steady_repeats = timing.median, timing.spread, timing.rounds
+    figures.steady_cpu_seconds, figures.disturbed_rounds = timing.cpu, timing.disturbed
+    if timing.ratio is not None and eager is not None:
+        found = timing.ratio
+        figures.steady_ratio, figures.steady_ratio_low, figures.steady_ratio_high = found.median, found.low, found.high
+        figures.steady_seconds = eager.median * found.median
+    if timing.disturbed:
+        figures.notes.append(
+            f"{timing.disturbed} of its {timing.rounds} steady rounds lacked the cores, though they were repeated: "
+            "something else ran on the machine"
+        )

@@ -1,8 +1,9 @@
 """The five conclusions that Accelerate's compilation guide draws from its benchmark, held against measured figures.
 
 Each becomes a verdict, "yes", "no" or "cannot be told", and a sentence with the figures that decide it. Nothing is
-measured here. Of a ratio of two steady times the uncertainty is half of both interquartile ranges, relative to the
-times; a limit that lies within it decides nothing. A cold start is measured once, so its limits are far apart.
+measured here. A ratio of two steady times is as uncertain as half of both times' intervals, relative to the times: of
+rounds that were paired with eager's the interval of that ratio (see :mod:`nbcompile.pairs`), else the interquartile
+range. A limit that lies within it decides nothing. A cold start is measured once, so its limits are far apart.
 
 Figures of several cells are taken together by their geometric mean, as they are ratios.
 """
@@ -257,8 +258,16 @@ def _ratio(one: Strategy, other: Strategy) -> _Ratio | None:
     ours, theirs = _amount(one.steady_seconds), _amount(other.steady_seconds)
     if ours is None or theirs is None or one.failure or other.failure:
         return None
-    parts = ((_amount(one.steady_spread) or 0.0) / ours, (_amount(other.steady_spread) or 0.0) / theirs)
-    return _Ratio(ours / theirs, sum(parts) / 2)
+    paired = one.band is not None or other.band is not None
+    return _Ratio(ours / theirs, _unsure(one, ours, paired) + _unsure(other, theirs, paired))
+
+
+def _unsure(strategy: Strategy, time: float, paired: bool) -> float:
+    """By which part a steady time is uncertain. Eager, which others were paired with, is the measure, so by none."""
+    if strategy.band is not None:
+        low, middle, high = strategy.band
+        return (high - low) / 2 / middle
+    return 0.0 if paired else (_amount(strategy.steady_spread) or 0.0) / 2 / time
 
 
 def _amount(value: float | None) -> float | None:

@@ -72,10 +72,14 @@ class Worker:
             stage(answer["stage"])
         return Report.from_dict(answer["report"])
 
-    def time_round(self, name: str) -> float:
-        """Seconds of one call, the mean of a round under the strategy or, if that is the name, eager."""
+    def time_round(self, name: str) -> dict[str, Any]:
+        """One round under the strategy or, if that is the name, eager, as :mod:`nbcompile.rounds` tells it.
+
+        Raises:
+            WorkerError: the process failed, died or took too long.
+        """
         self._send({"round": name})
-        return float(self._receive()["seconds"])
+        return self._receive()
 
     def stop(self) -> None:
         """End the process, and the compilers that it has started, and remove its cache. Twice does no harm."""

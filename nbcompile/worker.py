@@ -30,8 +30,9 @@ def main(parent: int) -> None:
 def _work(job: dict[str, Any], answers: IO[str]) -> None:
     import torch
 
-    from . import cells, compiler, measure
+    from . import cells, compiler
     from .compare import compare
+    from .rounds import TellingRounds
 
     strategy, task = job["strategy"], job["task"]
     torch.set_num_threads(job["threads"])
@@ -46,12 +47,12 @@ def _work(job: dict[str, Any], answers: IO[str]) -> None:
         names = list(dict.fromkeys(["eager", strategy]))
         report = compare(model, step, names, rounds=1, calls=1, keep=strategy, progress=stage, **job["settings"])
         _tell(answers, {"report": report.to_dict()})
-        rounds = measure.Rounds(step, seconds=job["round_seconds"])
+        rounds = TellingRounds(step, seconds=job["round_seconds"])
         for line in sys.stdin:
             name = json.loads(line)["round"]
             with compiler.eager(model) if name != strategy else contextlib.nullcontext():
                 rounds.take(name)
-            _tell(answers, {"seconds": rounds.times[name][-1]})
+            _tell(answers, rounds.told())
 
 
 def _private_stdout() -> IO[str]:

@@ -36,7 +36,7 @@ STOREYS: list[set[str]] = [
     {"describe"},
     {"compiler"},
     {"check"},
-    {"compare", "warmup", "background", "cells", "processes"},
+    {"compare", "warmup", "background", "cells", "processes", "rounds"},
     {"worker", "cellrun"},
     {"tune", "sweep"},
     # what other libraries are given of this package

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -20,17 +21,19 @@ import torch
 from torch import nn
 
 import nbcompile
-from nbcompile import Sweep, UsageError, cells, sweep
+from nbcompile import Sweep, UsageError, cells, pairs, sweep
 from nbcompile.__main__ import main
-from nbcompile.cellrun import spread
 from nbcompile.cells import PRESETS, LlamaShape, Preset, preset_cells, step_of
 from nbcompile.compare import STRATEGIES
 from nbcompile.conclusions import NO, UNTOLD, YES, conclusions
+from nbcompile.cores import Use
 from nbcompile.integrations import llama
+from nbcompile.measure import Round
 from nbcompile.processes import Worker, WorkerError
 from nbcompile.render.sweep import mime_bundle, render_html
 from nbcompile.render.sweep_charts import figure_dict
 from nbcompile.report import Report, Strategy
+from nbcompile.rounds import HeardRounds, TellingRounds
 from tests.blocks import Net, net, rows
 
 #: The module, which the function of the same name hides.
@@ -93,6 +96,8 @@ def test_every_cell_has_a_report_as_a_comparison_makes_it(tmp_path: Path) -> Non
             assert (figures.cold_seconds or 0) > 0, name
             assert (figures.steady_seconds or 0) > 0, name
             assert figures.steady_repeats == 2
+            assert (figures.steady_cpu_seconds or 0) > 0, name
+            assert (figures.steady_ratio is not None) == (name != "eager"), name
         assert report.strategies["regional"].max_abs_diff == 0.0
         assert [(group.path, group.compiled) for group in report.groups] == [("layers", 4)]
         assert report.model["training"] == (report.settings["sweep"]["task"] == "training")
@@ -614,10 +619,35 @@ def test_conclusions_bear_any_report(value: Any) -> None:
         assert len(conclusions([report, odd, cell()])) == 5
 
 
-def test_spread_is_the_interquartile_range() -> None:
-    # GIVEN times THEN their spread is the interquartile range, and of few the whole range
-    assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == 2.0
-    assert spread([1.0, 4.0]) == 3.0
+def test_paired_rounds_decide_over_the_spread() -> None:
+    # GIVEN rounds that vary much, but of which each is half of eager's beside it WHEN conclusions are drawn
+    reports = [cell(steady=(1.0, 0.56, 0.5), spread=0.5), cell(steady=(1.0, 0.56, 0.5), spread=0.5)]
+    for name, ratio in (("regional", 0.56), ("full", 0.5)):
+        figures = reports[1].strategies[name]
+        figures.steady_ratio, figures.steady_ratio_low, figures.steady_ratio_high = ratio, 0.999 * ratio, 1.001 * ratio
+    # THEN the pairs decide what the spread leaves open
+    assert [verdict(1, report) for report in reports] == [UNTOLD, NO]
+    assert "1.12 (±0 %)" in conclusions(reports[1:])[0].sentence
+
+
+def test_rounds_of_several_processes_are_paired() -> None:
+    # GIVEN rounds of a machine that became three times slower, told by two processes as they tell them
+    heard = HeardRounds()
+    seconds = {"eager": 2.0, "full": 1.0}
+    for factor, order in zip((1.0, 3.0), pairs.turns(list(seconds)), strict=False):
+        for name in order:
+            told = TellingRounds(lambda: None, seconds=0.1)
+            told.add(name, Round(1, seconds[name] * factor, Use(wall=4.0, cpu=8.0, lost=0.5), 2, name == "full"))
+            heard.add(name, json.loads(json.dumps(told.told())))
+    # WHEN the figures are made THEN the ratio knows nothing of that, and CPU time and disturbance are told
+    full, eager = heard.timing("full"), heard.timing("eager")
+    assert full is not None
+    assert eager is not None
+    assert (eager.median, eager.ratio, eager.disturbed) == (4.0, None, 0)
+    assert (full.median, full.spread, full.cpu, full.disturbed, full.lost) == (2.0, 2.0, 4.0, 2, 0.5)
+    assert full.ratio is not None
+    assert (full.ratio.median, full.ratio.low, full.ratio.high) == (0.5, 0.5, 0.5)
+    assert heard.timing("regional") is None
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
