@@ -335,4 +335,4 @@ def _count(number: int, thing: str) -> str:
 
 
 def _missing(what: str) -> str:
-    return f"It takes {what}, beside eager, which was not measured."
+    return f"This needs {what}, beside eager; that was not measured."

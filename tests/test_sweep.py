@@ -71,7 +71,7 @@ class FullFails(Net):
     """Cannot run where all of it is compiled."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_compiling():
+        if self._compiled_call_impl is not None:
             raise RuntimeError("out of memory, as it were")
         return super().forward(x)
 
@@ -628,6 +628,11 @@ def test_paired_rounds_decide_over_the_spread() -> None:
     # THEN the pairs decide what the spread leaves open
     assert [verdict(1, report) for report in reports] == [UNTOLD, NO]
     assert "1.12 (±0 %)" in conclusions(reports[1:])[0].sentence
+    # AND pairs that vary leave open what a spread of nothing would decide
+    wide = cell(steady=(1.0, 0.56, 0.5))
+    regional = wide.strategies["regional"]
+    regional.steady_ratio, regional.steady_ratio_low, regional.steady_ratio_high = 0.56, 0.5, 0.62
+    assert verdict(1, wide) == UNTOLD
 
 
 def test_rounds_of_several_processes_are_paired() -> None:
@@ -707,6 +712,16 @@ def test_text_has_table_conclusions_and_notes() -> None:
     assert "size 3: left out" in text
     assert "no <b>room</b>" in text
     assert "Nothing has been measured." in str(Sweep())
+
+
+def test_disturbed_rounds_stand_in_the_table() -> None:
+    # GIVEN a strategy whose rounds lacked the cores WHEN the table is made THEN its row says so, and no other
+    report = cell()
+    report.strategies["full"].disturbed_rounds = 2
+    rows = [line for line in Sweep([report]).table().splitlines() if "disturbed" in line]
+    assert len(rows) == 1
+    assert "full" in rows[0]
+    assert "2 of 5 rounds disturbed" in rows[0]
 
 
 def test_what_a_report_says_cannot_harm_the_page() -> None:

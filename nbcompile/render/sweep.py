@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..report import Report
+from ..report import Report, Strategy
 from .html import STYLE, figures_html, page, table_html
 from .mime import PLOTLY_MIME_TYPE
 from .series import break_even, eager_of, half_spread, speed
@@ -14,7 +14,7 @@ from .sweep_charts import figure_dict, svg_charts
 from .sweep_series import about
 from .tables import Table, environment_line
 from .text import lay_out
-from .units import ABSENT, clean, difference, escape_html, ratio, seconds, short_count, size, spread_seconds
+from .units import ABSENT, clean, count, difference, escape_html, ratio, seconds, short_count, size, spread_seconds
 
 if TYPE_CHECKING:
     from ..conclusions import Conclusion
@@ -46,13 +46,22 @@ def table(reports: Sequence[Report]) -> Table:
                     break_even(eager, name, strategy),
                     size(strategy.peak_bytes),
                     difference(strategy.max_abs_diff),
-                    clean(strategy.failure, 120) or ABSENT,
+                    _remark(strategy),
                 )
             )
     repeats = sorted({f.steady_repeats for report in reports for f in report.strategies.values() if f.steady_repeats})
     footnote = f"steady: median of {' or '.join(map(str, repeats))} rounds; ± half the interquartile range"
     kept, left_out = rows[:_MOST_ROWS], max(0, len(rows) - _MOST_ROWS)
     return Table("Every cell", _HEADERS, "lrrllrrrrrrl", kept, left_out, footnote if repeats else "")
+
+
+def _remark(strategy: Strategy) -> str:
+    """Why there are no figures, or why they are not to be trusted."""
+    if strategy.failure:
+        return clean(strategy.failure, 120)
+    if strategy.disturbed_rounds:
+        return f"{count(strategy.disturbed_rounds)} of {count(strategy.steady_repeats)} rounds disturbed"
+    return ABSENT
 
 
 def render_table(reports: Sequence[Report]) -> str:
