@@ -24,7 +24,8 @@ from .report import Report
 
 #: The program of the process: what can be imported here can be imported there.
 _PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from nbcompile.worker import main; main(int(sys.argv[2]))"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from nbcompile.worker import main; "
+    "main(int(sys.argv[2]), sys.argv[3])"
 )
 
 
@@ -48,7 +49,7 @@ class Worker:
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
         self._log = open(Path(self._folder.name, "stderr"), "w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), str(os.getpid())],
+            [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), str(os.getpid()), self._folder.name],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -16,9 +17,13 @@ import time
 from typing import IO, Any
 
 
-def main(parent: int) -> None:
-    """Do the job that comes on standard input, for a parent with this process number."""
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+def main(parent: int, folder: str) -> None:
+    """Do the job that comes on standard input, for a parent with this process number.
+
+    Args:
+        folder: what lies there is this process's alone. The parent removes it, unless it ends first.
+    """
+    threading.Thread(target=_end_with, args=(parent, folder), daemon=True).start()
     answers = _private_stdout()
     job = json.loads(sys.stdin.readline())
     try:
@@ -67,10 +72,11 @@ def _tell(stream: IO[str], answer: dict[str, Any]) -> None:
     stream.flush()
 
 
-def _end_with(parent: int) -> None:
+def _end_with(parent: int, folder: str) -> None:
     """End this process, and the compilers that it has started, once its parent is gone."""
     while os.getppid() == parent:
         time.sleep(0.5)
+    shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)

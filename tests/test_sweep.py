@@ -225,15 +225,18 @@ from tests.blocks import net, rows
 sweep(models={"b": lambda batch: (net(kind=SleepingNet), {"x": rows(batch)})}, batches=[2],
       progress=lambda line: print(line, flush=True))
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if "first call" in line:
                 break
+        assert len(list(tmp_path.glob("*/stderr"))) == 1
         (worker,) = psutil.Process(process.pid).children()
         process.kill()
-    # THEN its process ends, too
+    # THEN its process ends, too, and nothing of it is left
     assert soon(lambda: not psutil.pid_exists(worker.pid) or worker.status() == psutil.STATUS_ZOMBIE)
+    assert not list(tmp_path.glob("*/stderr"))
 
 
 def soon(condition: Callable[[], object], seconds: float = 20) -> bool:
