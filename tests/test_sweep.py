@@ -345,7 +345,7 @@ def test_hierarchical_is_measured() -> None:
         ({"batches": [0]}, "batches takes a list of whole numbers"),
         ({"batches": []}, "batches takes a list of whole numbers"),
         ({"tasks": ["generate"]}, "tasks takes a list of names out of inference, forward, training"),
-        ({"strategies": ["regionall"]}, "no strategy 'regionall'; those that exist: eager, regional, full"),
+        ({"strategies": ["regionall"]}, "no strategy 'regionall'; those that exist: eager, regional"),
         ({"strategies": "full"}, "strategies takes a list"),
         ({"rounds": 0}, "rounds takes a whole number"),
         ({"timeout": 0}, "timeout takes a number of seconds"),
