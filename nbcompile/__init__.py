@@ -4,8 +4,8 @@ The names below are loaded when they are first used, so ``import nbcompile`` and
 milliseconds and do not import torch. In a notebook, ``%load_ext nbcompile`` adds ``%%compile_regional``,
 ``%%tune`` and ``%nbcompile``.
 
-``nbcompile.report``, ``nbcompile.compare`` and ``nbcompile.tune`` are functions, although modules of the same names
-exist. To reach something else in such a module write ``from nbcompile.report import ...``.
+``nbcompile.report``, ``nbcompile.compare``, ``nbcompile.sweep`` and ``nbcompile.tune`` are functions, although modules
+of the same names exist. To reach something else in such a module write ``from nbcompile.report import ...``.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from .regions import plan_regions as plan_regions
     from .report import Report as Report
     from .report import load_report as load_report
+    from .sweep import Sweep as Sweep
+    from .sweep import sweep as sweep
     from .tune import tune as tune
     from .warmup import warm_up as warm_up
 
@@ -47,6 +49,7 @@ _MODULE_OF = {
     "RegionPlan": "regions",
     "Report": "report",
     "ReportError": "errors",
+    "Sweep": "sweep",
     "TorchDynamoPlugin": "plugin",
     "UsageError": "errors",
     "compare": "compare",
@@ -58,12 +61,13 @@ _MODULE_OF = {
     "plan_regions": "regions",
     "report": "compiler",
     "restore": "compiler",
+    "sweep": "sweep",
     "tune": "tune",
     "warm_up": "warmup",
 }
 
 #: Modules that import torch's compiler, which needs a cache folder that it can use.
-_NEED_COMPILER = ("compare", "compiler", "notebook.panel", "tune")
+_NEED_COMPILER = ("compare", "compiler", "notebook.panel", "sweep", "tune")
 
 __all__ = [*_MODULE_OF, "__version__"]
 

@@ -19,6 +19,8 @@ STOREYS: list[set[str]] = [
     {"errors", "cores", "device", "pairs", "ranking", "startup"},
     {"interrupts"},
     {"plugin", "regions", "report"},
+    # data, and a builder that asks for transformers only when a preset of a sweep is measured
+    {"integrations.llama", "conclusions"},
     {"cache", "estimate", "ongoing", "space"},
     {"progress"},
     {"explain", "measure"},
@@ -34,7 +36,8 @@ STOREYS: list[set[str]] = [
     {"describe"},
     {"compiler"},
     {"check"},
-    {"compare", "warmup", "background"},
+    {"compare", "warmup", "background", "cells", "processes", "rounds"},
+    {"worker", "cellrun"},
     {"tune", "sweep"},
     # what other libraries are given of this package
     {"integrations"},
@@ -49,6 +52,8 @@ STOREYS: list[set[str]] = [
 GOES_UP = {
     # `report.to_html()` and `report.figure()` are the public way to a picture; the methods only ask the render storey
     ("report", "render"),
+    # the same of a sweep
+    ("sweep", "render"),
     # `report.apply(model)` is the way from a recommendation to a compiled model; the method only hands the setting over
     ("report", "tune"),
 }

@@ -204,6 +204,8 @@ def _onlooker(shell: Any, on_display: _OnDisplay) -> Iterator[Progress]:
     if live.progress.result is not None:
         live.report(live.progress.result)
         on_display.note(live.progress.result)
+    else:  # work whose result is no report shows it itself
+        live.end(live.progress.glance().stage)
 
 
 class _OnDisplay:

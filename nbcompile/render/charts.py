@@ -2,7 +2,7 @@
 
 The figure is built as plain JSON data, laid out in pixels from top to bottom, so that a live chart can be redrawn ten
 times a second without importing plotly and the saved notebook stays small. Plotly reads a few HTML tags in any text,
-therefore all text of the report goes through :func:`_escape`.
+therefore all text of the report goes through :func:`escape_plotly`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .tables import warnings
 from .units import clean, count, decade_seconds, middle, ratio, seconds, spread_seconds, time_unit
 
 # Mid-grey has a contrast of about 4 on JupyterLab's white and on its dark background.
-_INK = "#7d7d7d"
-_GRID = "rgba(128,128,128,0.25)"
-_CLEAR = "rgba(0,0,0,0)"
+INK = "#7d7d7d"
+GRID = "rgba(128,128,128,0.25)"
+CLEAR = "rgba(0,0,0,0)"
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 158, 14, 6, 6  # margins in pixels; the left one holds labels of _LABEL characters
 _LABEL = 22
@@ -123,7 +123,7 @@ class _Page:
                 "xanchor": "left",
                 "y": f"legend{number}",
                 "yanchor": "top",
-                "bgcolor": _CLEAR,
+                "bgcolor": CLEAR,
                 "font": {"size": 11},
                 "traceorder": "normal",
             }
@@ -140,7 +140,7 @@ class _Page:
         self._spans[f"words{len(self.annotations)}"] = (top, top)
         self.annotations.append(
             {
-                "text": "<br>".join(map(_escape, lines)),
+                "text": "<br>".join(map(escape_plotly, lines)),
                 "xref": "paper",
                 "yref": "paper",
                 "x": 0,
@@ -156,7 +156,7 @@ class _Page:
         self._used = top + _WORDS_LINE * len(lines) + 4
 
     def set_axes(self, number: str, x: dict[str, Any], y: dict[str, Any]) -> None:
-        common = {"gridcolor": _GRID, "zeroline": False, "automargin": False, "linecolor": _GRID}
+        common = {"gridcolor": GRID, "zeroline": False, "automargin": False, "linecolor": GRID}
         self._axes[f"xaxis{number}"] = {**common, "anchor": f"y{number}", **x}
         self._axes[f"yaxis{number}"] = {**common, "anchor": f"x{number}", **y}
 
@@ -179,12 +179,12 @@ class _Page:
             "autosize": True,
             "height": round(height) + _TOP + _BOTTOM,
             "margin": {"l": _LEFT, "r": _RIGHT, "t": _TOP, "b": _BOTTOM},
-            "paper_bgcolor": _CLEAR,
-            "plot_bgcolor": _CLEAR,
-            "font": {"color": _INK, "size": 12},
+            "paper_bgcolor": CLEAR,
+            "plot_bgcolor": CLEAR,
+            "font": {"color": INK, "size": 12},
             "barmode": "stack",
             "hovermode": "closest",
-            "modebar": {"bgcolor": _CLEAR, "color": _INK},
+            "modebar": {"bgcolor": CLEAR, "color": INK},
             "annotations": self.annotations,
             **self._legends,
             **self._axes,
@@ -194,7 +194,7 @@ class _Page:
 def _draw_words(page: _Page, report: Report) -> None:
     """What a reader must not miss: a notebook shows the figure in place of the tables and their warnings."""
     if said := recommendation(report):
-        page.add_words(said, _INK)
+        page.add_words(said, INK)
     found = warnings(report)
     for notice in found[:_MOST_WARNINGS]:
         page.add_words(clean(notice.text, _LONGEST_WARNING), _WARNING)
@@ -222,7 +222,7 @@ def _draw_compile_time(page: _Page, sections: list[Section]) -> None:
                 "orientation": "h",
                 "name": PHASE_TITLES[phase],
                 "legend": f"legend{number}",
-                "x": [_short(bar.phases[phase]) for _, _, bar in having],
+                "x": [short(bar.phases[phase]) for _, _, bar in having],
                 "y": [row for row, _, _ in having],
                 "width": 0.72,
                 "marker": {"color": PHASE_COLOURS[phase], "line": {"width": 0}},
@@ -241,13 +241,13 @@ def _draw_compile_time(page: _Page, sections: list[Section]) -> None:
     )
     page.set_axes(
         number,
-        {"range": [0, _short(1.2 * max(lengths))], "rangemode": "tozero", "nticks": 7},
+        {"range": [0, short(1.2 * max(lengths))], "rangemode": "tozero", "nticks": 7},
         {
             "tickvals": list(range(len(rows))),
             "ticktext": [
-                f"<b>{_escape(middle(section.name, _LABEL))}</b>"
+                f"<b>{escape_plotly(middle(section.name, _LABEL))}</b>"
                 if index is None
-                else _escape(middle(section.bars[index].label, _LABEL))
+                else escape_plotly(middle(section.bars[index].label, _LABEL))
                 for section, index in rows
             ],
             "tickfont": {"size": 11},
@@ -267,15 +267,15 @@ def _draw_steady_time(page: _Page, times: list[Steady]) -> None:
             "orientation": "h",
             "name": "steady time",
             "showlegend": False,
-            "x": [_short(steady.seconds / factor) for steady in times],
+            "x": [short(steady.seconds / factor) for steady in times],
             "y": list(range(len(times))),
             "width": 0.66,
             # Bars that let the background through keep the whiskers on top of them readable.
             "marker": {"color": [steady.colour for steady in times], "opacity": 0.65},
             "error_x": {
                 "type": "data",
-                "array": [_short((steady.half_spread or 0.0) / factor) for steady in times],
-                "color": _INK,
+                "array": [short((steady.half_spread or 0.0) / factor) for steady in times],
+                "color": INK,
                 "thickness": 1.5,
                 "width": 4,
             },
@@ -309,10 +309,10 @@ def _draw_steady_time(page: _Page, times: list[Steady]) -> None:
     )
     page.set_axes(
         number,
-        {"range": [0, _short(1.2 * max(ends))], "rangemode": "tozero", "nticks": 7},
+        {"range": [0, short(1.2 * max(ends))], "rangemode": "tozero", "nticks": 7},
         {
             "tickvals": list(range(len(times))),
-            "ticktext": [_escape(middle(steady.name, _LABEL)) for steady in times],
+            "ticktext": [escape_plotly(middle(steady.name, _LABEL)) for steady in times],
             "range": [len(times) - 0.5, -0.5],
             "showgrid": False,
         },
@@ -328,10 +328,10 @@ def _draw_pay_back(page: _Page, lines: list[Line]) -> None:
             {
                 "type": "scatter",
                 "mode": "lines",
-                "name": _escape(middle(line.name, _LABEL)),
+                "name": escape_plotly(middle(line.name, _LABEL)),
                 "legend": f"legend{number}",
                 "x": [calls for calls, _ in line.points],
-                "y": [_short(total) for _, total in line.points],
+                "y": [short(total) for _, total in line.points],
                 "line": {"color": line.colour, "width": 2, "dash": line.dash.replace(",", "px,") + "px"}
                 if line.dash
                 else {"color": line.colour, "width": 2},
@@ -357,9 +357,9 @@ def _draw_pay_back(page: _Page, lines: list[Line]) -> None:
                 "mode": "lines+markers",
                 "showlegend": False,
                 "x": [even.calls, even.calls],
-                "y": [_short(even.seconds), _short(10**foot)],
+                "y": [short(even.seconds), short(10**foot)],
                 "line": {"color": line.colour, "width": 1, "dash": "dot"},
-                "marker": {"size": [10, 0], "opacity": 1, "color": line.colour, "line": {"color": _INK, "width": 1}},
+                "marker": {"size": [10, 0], "opacity": 1, "color": line.colour, "line": {"color": INK, "width": 1}},
                 "hovertext": _lines([f"{line.name} pays back after", even.words, f"{seconds(even.seconds)} in all"]),
                 "hoverinfo": "text",
                 "xaxis": f"x{number}",
@@ -368,7 +368,7 @@ def _draw_pay_back(page: _Page, lines: list[Line]) -> None:
         )
         page.annotations.append(
             {
-                "text": f"{_escape(middle(line.name, 14))}: <b>{even.words}</b>",
+                "text": f"{escape_plotly(middle(line.name, 14))}: <b>{even.words}</b>",
                 "xref": f"x{number}",
                 "yref": f"y{number}",
                 "x": _log10(even.calls),
@@ -398,11 +398,11 @@ def _labels(number: str, x: list[float], y: list[int], text: list[str]) -> dict[
     return {
         "type": "scatter",
         "mode": "text",
-        "x": [_short(value) for value in x],
+        "x": [short(value) for value in x],
         "y": y,
         "text": [f" {words}" for words in text],
         "textposition": "middle right",
-        "textfont": {"size": 11, "color": _INK},
+        "textfont": {"size": 11, "color": INK},
         "cliponaxis": False,
         "hoverinfo": "skip",
         "showlegend": False,
@@ -422,17 +422,17 @@ def _legend_height(names: list[str]) -> float:
 
 
 def _lines(lines: list[str]) -> str:
-    return "<br>".join(_escape(line) for line in lines)
+    return "<br>".join(escape_plotly(line) for line in lines)
 
 
-def _escape(text: str) -> str:
+def escape_plotly(text: str) -> str:
     """``text`` as Plotly shows it letter by letter: no tags, no entities, no formulas, no templates."""
     for character in "&<>$%":  # the ampersand first, as the others become entities
         text = text.replace(character, f"&#{ord(character)};")
     return text
 
 
-def _short(value: float) -> float:
+def short(value: float) -> float:
     """Six digits are more than a screen can show and a third of the JSON."""
     return float(f"{value:.6g}")
 

@@ -29,7 +29,7 @@ _MOST_ROWS = 100
 _MOST_LIVE_BARS = 5  # of a strategy, while the output changes many times a second
 _MOST_DETAILS = 4000  # characters of a compiler's message
 
-_STYLE = """
+STYLE = """
 .nbc-report{font-size:13px;line-height:1.45;max-width:960px;overflow-wrap:anywhere}
 .nbc-report .nbc-head{font-size:15px;font-weight:600;margin:0 0 4px}
 .nbc-report .nbc-faint{opacity:.75;margin:0 0 4px;font-size:12px}
@@ -72,7 +72,7 @@ def render_html(report: Report) -> str:
     """The report as an HTML fragment: warnings first, then the charts, then every figure in tables."""
     if report.progress is not None:
         return render_live(render_charts(report), report.progress)
-    parts = [f"<style>{_STYLE}</style>", f'<p class="nbc-head">{escape_html(head(report))}</p>']
+    parts = [f"<style>{STYLE}</style>", f'<p class="nbc-head">{escape_html(head(report))}</p>']
     for name, line in (("settings", settings_line(report)), ("environment", environment_line(report))):
         if line:
             parts.append(f'<p class="nbc-faint">{name}: {escape_html(line, 600)}</p>')
@@ -80,9 +80,9 @@ def render_html(report: Report) -> str:
         parts.append(f'<p class="nbc-advice">{escape_html(said, 900)}</p>')
     if found := warnings(report):
         parts.append(f'<ul class="nbc-warnings" aria-label="Warnings">{"".join(map(_warning, found))}</ul>')
-    parts += _figures(charts(report))
+    parts += figures_html(charts(report))
     built = tables(report, _MOST_ROWS)
-    parts += map(_table, built)
+    parts += map(table_html, built)
     if lines := notes(report, _MOST_ROWS):
         items = "".join(f"<li>{escape_html(line, 400)}</li>" for line in lines)
         parts.append(f'<ul class="nbc-notes" aria-label="Notes">{items}</ul>')
@@ -93,31 +93,43 @@ def render_html(report: Report) -> str:
 
 def render_charts(report: Report) -> str:
     """The charts of a report that is not finished, apart from the line that changes all the time."""
-    return "".join(_figures(charts(report, most=_MOST_LIVE_BARS)))
+    return "".join(figures_html(charts(report, most=_MOST_LIVE_BARS)))
 
 
 def render_live(charts: str, snapshot: Snapshot) -> str:
     """Where unfinished work stands, above the charts that :func:`render_charts` has drawn of it."""
     line = f'<p class="nbc-progress">{escape_html(progress_line(snapshot), 600)}</p>'
-    return f'<div class="nbc-report"><style>{_STYLE}</style>{line}{charts}</div>'
+    return f'<div class="nbc-report"><style>{STYLE}</style>{line}{charts}</div>'
 
 
-def _figures(drawn: list[tuple[str, str]]) -> Iterator[str]:
+def figures_html(drawn: list[tuple[str, str]]) -> Iterator[str]:
+    """Titles and drawings as HTML."""
     for title, svg in drawn:
         yield f'<figure class="nbc-figure"><figcaption>{escape_html(title)}</figcaption>{svg}</figure>'
 
 
 def render_page(report: Report) -> str:
     """The report as a whole HTML page that can be opened from a file, mailed or printed."""
-    title = escape_html(f"Compilation of {clean(report.model.get('class_name') or 'a model', 80)}")
-    created = f'<p style="opacity:.75">{escape_html(report.created, 60)}</p>' if report.created else ""
+    title = f"Compilation of {clean(report.model.get('class_name') or 'a model', 80)}"
+    return page(title, report.created, render_html(report))
+
+
+def page(title: str, created: str, body: str) -> str:
+    """A whole page around a fragment.
+
+    Args:
+        title, created: text, not HTML.
+        body: HTML.
+    """
+    title = escape_html(title)
+    when = f'<p style="opacity:.75">{escape_html(created, 60)}</p>' if created else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         # Should a mistake ever let a report's text through, the browser still fetches and runs nothing.
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>{title}</title><style>{_PAGE_STYLE}</style></head>\n"
-        f"<body><h1>{title}</h1>{created}{render_html(report)}</body></html>\n"
+        f"<body><h1>{title}</h1>{when}{body}</body></html>\n"
     )
 
 
@@ -130,7 +142,8 @@ def _warning(notice: Notice) -> str:
     return f"<li>{escape_html(notice.text, 600)}{details}</li>"
 
 
-def _table(table: Table) -> str:
+def table_html(table: Table) -> str:
+    """A table as HTML."""
     headers = "".join(
         f'<th scope="col"{_kind(table, column)}>{escape_html(header)}</th>'
         for column, header in enumerate(table.headers)

@@ -147,7 +147,7 @@ def steady_times(report: Report) -> list[Steady]:
                     half_spread(strategy),
                     speed(eager_of(report), strategy),
                     strategy.steady_repeats,
-                    _colour(name, index),
+                    colour(name, index),
                 )
             )
     return found if any(steady.seconds for steady in found) else []
@@ -174,7 +174,7 @@ def pay_back(report: Report) -> list[Line]:
             steady,
             [(n, cold + (n - 1) * steady) for n in calls],
             Crossing(even, cold + (even - 1) * steady) if even else None,
-            _colour(name, index),
+            colour(name, index),
             DASHES[index % len(DASHES)],
         )
         for index, name, _, cold, steady, even in measured
@@ -307,5 +307,6 @@ def _even_calls(strategy: Strategy) -> int | None:
     return calls if calls is not None and 1 <= calls <= _FARTHEST else None
 
 
-def _colour(name: str, index: int) -> str:
+def colour(name: str, index: int) -> str:
+    """A strategy's colour: its own if it is a known one, else one for its place."""
     return _NAMED_COLOURS.get(name) or _OTHER_COLOURS[index % len(_OTHER_COLOURS)]

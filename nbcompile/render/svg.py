@@ -23,14 +23,13 @@ from .series import (
     phases_of,
     steady_times,
 )
+from .shapes import FAINT, WIDTH, drawing, legend, rectangle, words
 from .units import count, decade_seconds, digits, escape_html, middle, ratio, seconds, spread_seconds, time_unit
 
-_WIDTH = 640
 _LEFT = 172
 _RIGHT = 72  # room for the figure behind the longest bar
 _ROW = 22
 _LABEL = 20
-_FAINT = 'stroke="currentColor" stroke-opacity="0.18"'
 
 
 def charts(report: Report, *, most: int | None = None) -> list[tuple[str, str]]:
@@ -52,36 +51,36 @@ def charts(report: Report, *, most: int | None = None) -> list[tuple[str, str]]:
 
 def _compile_time(sections: list[Section]) -> str:
     phases = phases_of(sections)
-    body, top = _legend([(PHASE_TITLES[phase], PHASE_COLOURS[phase], None) for phase in phases])
+    body, top = legend([(PHASE_TITLES[phase], PHASE_COLOURS[phase], None) for phase in phases])
     lengths = [sum(bar.phases.values()) for section in sections for bar in section.bars]
     rows = sum(len(section.bars) + bool(section.name) for section in sections)
     body += _axis(max(lengths), 1.0, top, top + rows * _ROW)
     y = float(top)
     for section in sections:
         if section.name:
-            body.append(_words(_LEFT - 8, y + 15, middle(section.name, _LABEL), anchor="end", bold=True))
+            body.append(words(_LEFT - 8, y + 15, middle(section.name, _LABEL), anchor="end", bold=True))
             y += _ROW
         for bar in section.bars:
             about = describe_bar(section, bar)
-            body.append(_words(_LEFT - 8, y + 15, middle(bar.label, _LABEL), anchor="end", hint=about))
+            body.append(words(_LEFT - 8, y + 15, middle(bar.label, _LABEL), anchor="end", hint=about))
             x = float(_LEFT)
             for phase, taken in bar.phases.items():
-                long = taken / max(lengths) * (_WIDTH - _LEFT - _RIGHT)
+                long = taken / max(lengths) * (WIDTH - _LEFT - _RIGHT)
                 hint = [*about, describe_phase(bar, phase)]
-                body.append(_rectangle(x, y + 3, long, _ROW - 6, PHASE_COLOURS[phase], hint))
+                body.append(rectangle(x, y + 3, long, _ROW - 6, PHASE_COLOURS[phase], hint))
                 x += long
-            body.append(_words(x + 6, y + 15, seconds(bar.seconds)))
+            body.append(words(x + 6, y + 15, seconds(bar.seconds)))
             y += _ROW
     longest = max((bar for section in sections for bar in section.bars), key=lambda bar: bar.seconds)
     summary = f"Compile time of {len(lengths)} regions, the longest {middle(longest.label, _LABEL)} with "
-    return _svg(y + 24, summary + seconds(longest.seconds), body)
+    return drawing(y + 24, summary + seconds(longest.seconds), body)
 
 
 def _steady_time(times: list[Steady]) -> str:
     row = _ROW + 4
     longest = max(steady.seconds + (steady.half_spread or 0.0) for steady in times)
     body = _axis(longest, time_unit(max(steady.seconds for steady in times))[0], 4, 4 + row * len(times))
-    scale = (_WIDTH - _LEFT - _RIGHT) / longest
+    scale = (WIDTH - _LEFT - _RIGHT) / longest
     for index, steady in enumerate(times):
         y = 4 + row * index
         hint = [
@@ -89,8 +88,8 @@ def _steady_time(times: list[Steady]) -> str:
             spread_seconds(steady.seconds, steady.half_spread),
             *([f"median of {count(steady.repeats)} rounds"] if steady.repeats > 0 else []),
         ]
-        body.append(_words(_LEFT - 8, y + 17, middle(steady.name, _LABEL), anchor="end", hint=hint))
-        body.append(_rectangle(_LEFT, y + 4, steady.seconds * scale, row - 8, steady.colour, hint))
+        body.append(words(_LEFT - 8, y + 17, middle(steady.name, _LABEL), anchor="end", hint=hint))
+        body.append(rectangle(_LEFT, y + 4, steady.seconds * scale, row - 8, steady.colour, hint))
         end = steady.seconds
         if steady.half_spread:
             end += steady.half_spread
@@ -101,14 +100,14 @@ def _steady_time(times: list[Steady]) -> str:
                 f'M{high:.1f} {middle_y - 4:.1f}v8" stroke="currentColor" stroke-width="1.5" fill="none"/>'
             )
         label = ratio(steady.speed) if steady.speed is not None else seconds(steady.seconds)
-        body.append(_words(_LEFT + end * scale + 8, y + 17, label, bold=steady.speed is not None))
+        body.append(words(_LEFT + end * scale + 8, y + 17, label, bold=steady.speed is not None))
     summary = ", ".join(f"{middle(steady.name, _LABEL)} {seconds(steady.seconds)}" for steady in times)
-    return _svg(4 + row * len(times) + 24, f"Steady time per call: {summary}", body)
+    return drawing(4 + row * len(times) + 24, f"Steady time per call: {summary}", body)
 
 
 def _pay_back(lines: list[Line]) -> str:
-    body, top = _legend([(middle(line.name, _LABEL), line.colour, line.dash) for line in lines])
-    left, bottom, right = 64, top + 230, _WIDTH - 24
+    body, top = legend([(middle(line.name, _LABEL), line.colour, line.dash) for line in lines])
+    left, bottom, right = 64, top + 230, WIDTH - 24
     totals = [total for line in lines for _, total in line.points]
     found = crossings(lines)
     lowest = math.log10(min(totals)) - 0.25 - 0.12 * len(found)  # room for the labels of the crossings
@@ -123,13 +122,13 @@ def _pay_back(lines: list[Line]) -> str:
 
     for decade in range(round(farthest) + 1):
         x = at_x(10**decade)
-        body.append(f'<path d="M{x:.1f} {top}V{bottom}" {_FAINT}/>')
-        body.append(_words(x, bottom + 16, _power(decade), anchor="middle", faint=True))
+        body.append(f'<path d="M{x:.1f} {top}V{bottom}" {FAINT}/>')
+        body.append(words(x, bottom + 16, _power(decade), anchor="middle", faint=True))
     for decade in decades(lowest, highest):
         y = at_y(10.0**decade)
-        body.append(f'<path d="M{left} {y:.1f}H{right}" {_FAINT}/>')
-        body.append(_words(left - 8, y + 4, decade_seconds(decade), anchor="end", faint=True))
-    body.append(_words((left + right) / 2, bottom + 34, "calls", anchor="middle", faint=True))
+        body.append(f'<path d="M{left} {y:.1f}H{right}" {FAINT}/>')
+        body.append(words(left - 8, y + 4, decade_seconds(decade), anchor="end", faint=True))
+    body.append(words((left + right) / 2, bottom + 34, "calls", anchor="middle", faint=True))
     for line in lines:
         path = "L".join(f"{at_x(calls):.1f} {at_y(total):.1f}" for calls, total in line.points)
         dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
@@ -142,35 +141,9 @@ def _pay_back(lines: list[Line]) -> str:
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{line.colour}" stroke="currentColor">'
             f"<title>{escape_html(line.name)} pays back after {even.words}</title></circle>"
         )
-        body.append(_words(x + 5, foot, f"{middle(line.name, 14)}: {even.words}", bold=True))
+        body.append(words(x + 5, foot, f"{middle(line.name, 14)}: {even.words}", bold=True))
     summary = "; ".join(f"{middle(line.name, _LABEL)} pays back after {even.words}" for line, even, _ in found)
-    return _svg(bottom + 40, f"Total time against number of calls. {summary or 'Nothing pays back'}", body)
-
-
-def _svg(height: float, summary: str, body: list[str]) -> str:
-    title = escape_html(summary)
-    return (
-        f'<svg class="nbc-chart" role="img" aria-label="{title}" viewBox="0 0 {_WIDTH} {height:.0f}" width="100%" '
-        'font-family="system-ui, sans-serif" font-size="12" fill="currentColor" '
-        f'xmlns="http://www.w3.org/2000/svg"><title>{title}</title>{"".join(body)}</svg>'
-    )
-
-
-def _legend(entries: list[tuple[str, str, str | None]]) -> tuple[list[str], int]:
-    """A legend in as many lines as it needs, and the height of it. An entry with dashes is drawn as a line."""
-    drawn, x, y = [], 8.0, 0
-    for name, colour, dash in entries:
-        room = 34 + 6.6 * len(name)
-        if x + room > _WIDTH and x > 8:
-            x, y = 8.0, y + 20
-        if dash is None:
-            drawn.append(f'<rect x="{x:.1f}" y="{y + 4}" width="12" height="12" fill="{colour}"/>')
-        else:
-            pattern = f' stroke-dasharray="{dash}"' if dash else ""
-            drawn.append(f'<path d="M{x - 4:.1f} {y + 10}h18" stroke="{colour}" stroke-width="2"{pattern}/>')
-        drawn.append(_words(x + 18, y + 14, name))
-        x += room
-    return drawn, y + 30
+    return drawing(bottom + 40, f"Total time against number of calls. {summary or 'Nothing pays back'}", body)
 
 
 def _axis(longest: float, factor: float, top: float, bottom: float) -> list[str]:
@@ -179,34 +152,10 @@ def _axis(longest: float, factor: float, top: float, bottom: float) -> list[str]
     step = next(step * times for times in (1, 2, 5, 10) if longest / factor / (step * times) <= 5.5)
     drawn = []
     for tick in range(int(longest / factor / step) + 1):
-        x = _LEFT + tick * step * factor / longest * (_WIDTH - _LEFT - _RIGHT)
-        drawn.append(f'<path d="M{x:.1f} {top}V{bottom}" {_FAINT}/>')
-        drawn.append(_words(x, bottom + 16, f"{tick * step:.4g}", anchor="middle", faint=True))
+        x = _LEFT + tick * step * factor / longest * (WIDTH - _LEFT - _RIGHT)
+        drawn.append(f'<path d="M{x:.1f} {top}V{bottom}" {FAINT}/>')
+        drawn.append(words(x, bottom + 16, f"{tick * step:.4g}", anchor="middle", faint=True))
     return drawn
-
-
-def _rectangle(x: float, y: float, width: float, height: float, colour: str, hint: list[str]) -> str:
-    about = "\n".join(escape_html(line) for line in hint)
-    return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" fill="{colour}">'
-        f"<title>{about}</title></rect>"
-    )
-
-
-def _words(
-    x: float,
-    y: float,
-    text: str,
-    *,
-    anchor: str = "start",
-    bold: bool = False,
-    faint: bool = False,
-    hint: list[str] | None = None,
-) -> str:
-    weight = ' font-weight="600"' if bold else ""
-    opacity = ' fill-opacity="0.75"' if faint else ""
-    about = f"<title>{chr(10).join(escape_html(line) for line in hint)}</title>" if hint else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{weight}{opacity}>{about}{escape_html(text)}</text>'
 
 
 def _power(decade: int) -> str:

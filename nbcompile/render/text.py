@@ -24,7 +24,7 @@ def render_text(report: Report) -> str:
     lines += [f"! {warning.text}" for warning in warnings(report)]
     built = tables(report, _MOST_ROWS)
     for table in built:
-        lines += ["", *_lay_out(table)]
+        lines += ["", *lay_out(table)]
     if found := notes(report, _MOST_ROWS):
         lines += ["", "Notes", *(f"  - {note}" for note in found)]
     if not built:
@@ -32,7 +32,8 @@ def render_text(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _lay_out(table: Table) -> list[str]:
+def lay_out(table: Table) -> list[str]:
+    """A table as aligned lines."""
     rows = [table.headers, *table.rows]
     widths = [max(width(row[column]) for row in rows) for column in range(len(table.headers))]
     lines = [table.title]
