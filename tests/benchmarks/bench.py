@@ -31,7 +31,7 @@ def positive(text: str) -> int:
 def main() -> int:
     if str(ROOT) not in sys.path:  # run as a program
         sys.path.insert(0, str(ROOT))
-    from tests.benchmarks import parts, verdicts
+    from tests.benchmarks import measuring, parts, verdicts
 
     told = "\n".join(f"  {name:16}{part.minutes:>3} min  {part.summary}" for name, part in parts.PARTS.items())
     total = sum(parts.PARTS[name].minutes for name in parts.DEFAULT)
@@ -53,33 +53,35 @@ def main() -> int:
     for name in names:
         if name not in parts.PARTS:
             parser.error(f"there is no part {name!r}; those that exist: {', '.join(parts.PARTS)}")
-    bench = parts.Bench(
+    bench = measuring.Bench(
         quick=arguments.quick, repeats=arguments.repeats, backend=arguments.backend, timeout=arguments.timeout
     )
     load = os.getloadavg()[0]
     if load > 0.5:
-        parts.say(f"caution: the load average is {load:.1f}; something else is running, and the figures will suffer")
+        measuring.say(
+            f"caution: the load average is {load:.1f}; something else is running, and the figures will suffer"
+        )
     checks: list[verdicts.Check] = []
     begin = time.monotonic()
     try:
         for name in names:
-            parts.say(f"== {name}: {parts.PARTS[name].summary}")
+            measuring.say(f"== {name}: {parts.PARTS[name].summary}")
             result = parts.PARTS[name].measure(bench)
             checks += result.checks
             print("\n".join(["", *result.lines, *([verdicts.verdicts(result.checks)] if result.checks else []), ""]))
             sys.stdout.flush()
     except KeyboardInterrupt:
-        parts.say("\ninterrupted; what was not finished is not judged")
+        measuring.say("\ninterrupted; what was not finished is not judged")
         return 130
     finally:
         if arguments.out is not None:
             arguments.out.write_text(json.dumps(bench.measured, indent=1) + "\n")
-            parts.say(f"written: {arguments.out}")
+            measuring.say(f"written: {arguments.out}")
     if len(names) > 1:
         print("All judged figures\n" + verdicts.verdicts(checks))
-    parts.say(f"\n{(time.monotonic() - begin) / 60:.1f} minutes")
+    measuring.say(f"\n{(time.monotonic() - begin) / 60:.1f} minutes")
     if arguments.quick:
-        parts.say("The limits are meant for the real models and for several rounds; here they only inform.")
+        measuring.say("The limits are meant for the real models and for several rounds; here they only inform.")
         return 0 if all(check.value is not None for check in checks) else 1
     return 0 if all(check.met for check in checks) else 1
 

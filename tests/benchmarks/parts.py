@@ -2,141 +2,59 @@
 
 from __future__ import annotations
 
-import statistics
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from tests.benchmarks.verdicts import Check, paired_ratio, shown, table
-from tests.benchmarks.workers import CacheFolder, Worker, WorkerError
-
-
-@dataclass
-class Bench:
-    """The settings of a run, and what its parts have measured so far, for later parts and for the file."""
-
-    quick: bool = False
-    repeats: int | None = None
-    backend: str | None = None
-    timeout: float = 900.0
-    measured: dict[str, Any] = field(default_factory=dict)
-
-    def rounds(self, usual: int = 3) -> int:
-        """How often processes are started."""
-        return self.repeats or (1 if self.quick else usual)
+from tests.benchmarks import workers
+from tests.benchmarks.measuring import (
+    Bench,
+    Result,
+    Start,
+    apart,
+    apart_table,
+    as_json,
+    say,
+    side_by_side,
+    sides_table,
+)
+from tests.benchmarks.verdicts import Check, ratio
 
 
-@dataclass
-class Result:
-    """What a part prints."""
+def cold(bench: Bench) -> Result:
+    """SmolLM2, one forward of 1x128 tokens, no gradient, no KV cache: the first call with an empty compiler cache.
 
-    lines: list[str]
-    checks: list[Check]
-
-
-def say(text: str, *, end: str = "\n") -> None:
-    """Tell how the work goes on, apart from the results."""
-    print(text, end=end, file=sys.stderr, flush=True)
-
-
-# -- side by side in one process ---------------------------------------------------------------------------------------
-
-
-@dataclass
-class Sides:
-    """What was measured of several ways in the same processes; lists hold one item for each process."""
-
-    ways: list[str]
-    seconds: dict[str, list[list[float]]] = field(default_factory=dict)
-    cpu_seconds: dict[str, list[list[float]]] = field(default_factory=dict)
-    graphs: dict[str, int] = field(default_factory=dict)
-    differences: dict[str, float] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
-    blocks: int = 0
-
-    def ratio(self, way: str, other: str) -> float | None:
-        """Of two ways' times within each round; ``None`` if one of them was not measured."""
-        if way in self.failures or other in self.failures:
-            return None
-        return paired_ratio(self.seconds.get(way, []), self.seconds.get(other, []))
-
-    def medians(self, way: str) -> list[float]:
-        """For each process the median second of a call."""
-        return [statistics.median(rounds) for rounds in self.seconds.get(way, []) if rounds]
+    Steady times here are of processes that were kept alive, by turns; they are not judged, see :func:`steady`.
+    """
+    ours, full = Start("regional", "ahead"), Start("full", "ahead")
+    ours_unprepared, accelerate = Start("regional", "nothing"), Start("accelerate", "nothing")
+    starts = [ours, full, ours_unprepared, accelerate]
+    starts += [Start(way, "nothing", once=True) for way in ("blocks", "full")]
+    if workers.knows_hierarchical():
+        starts.append(Start("hierarchical", "ahead", once=True))
+    _read_from_disk(bench)
+    subject = "tiny-llama" if bench.quick else "smollm2"
+    figures = apart(bench, subject, starts, warm=True, steady_rounds=5)
+    bench.measured["cold"] = as_json(figures)
+    bench.cold = figures
+    return Result(
+        [f"{subject}, first forward with an empty cache, and what follows", *apart_table(figures)],
+        [
+            Check(f"{text}, cold", ratio(figures[one].cold, figures[other].cold), limit)
+            for text, one, other, limit in (
+                ("after %load_ext and loading, regional : full", ours, full, 1 / 8),
+                ("regional after %load_ext : accelerate as its users run it", ours, accelerate, 1 / 2.5),
+                ("nothing ahead, regional : accelerate", ours_unprepared, accelerate, 0.85),
+            )
+        ],
+    )
 
 
-def side_by_side(
-    bench: Bench,
-    subject: str,
-    ways: Sequence[str],
-    *,
-    task: str = "forward",
-    layers: int | None = None,
-    threads: int | None = None,
-    rounds: int = 15,
-    round_seconds: float = 1.0,
-    warm_up_calls: int = 5,
-) -> Sides:
-    """Measure several ways in one process, and again in further processes that find the first one's cache."""
-    sides = Sides(list(ways))
-    job = {
-        "kind": "side by side",
-        "subject": subject,
-        "task": task,
-        "ways": list(ways),
-        "layers": layers,
-        "threads": threads,
-        "backend": bench.backend,
-        "rounds": 2 if bench.quick else rounds,
-        "round_seconds": 0.01 if bench.quick else round_seconds,
-        "warm_up_calls": warm_up_calls,
-    }
-    with CacheFolder() as cache:
-        for number in range(bench.rounds()):
-            say(f"[process {number + 1}/{bench.rounds()}] {subject}, {task}: {', '.join(ways)} ... ", end="")
-            with Worker(job, cache, bench.timeout) as worker:
-                try:
-                    worker.receive()
-                    say("compiled ... ", end="")
-                    answer = worker.receive()
-                except WorkerError as error:
-                    say(f"FAILED: {error}")
-                    continue
-            for way in ways:
-                if way in answer["failures"]:
-                    sides.failures[way] = answer["failures"][way]
-                    continue
-                sides.seconds.setdefault(way, []).append(answer["seconds"][way])
-                sides.cpu_seconds.setdefault(way, []).append(answer["cpu_seconds"][way])
-            sides.graphs.update(answer["graphs"])
-            sides.differences.update(answer["differences"])
-            sides.blocks = answer["blocks"]
-            say(", ".join(f"{way} {sides.medians(way)[-1] * 1e3:.2f} ms" for way in ways if way not in sides.failures))
-    for way, failure in sides.failures.items():
-        say(f"{way} FAILED: {failure}")
-    return sides
-
-
-def sides_table(sides: Sides, *, by_block: bool = False) -> list[str]:
-    """Steady times side by side; each ratio is that of ``regional`` to the way of the line."""
-    head = ["way", "wall", "CPU", "regional : it", "graphs", "diff", *(["by block"] if by_block else [])]
-    rows = []
-    for way in sides.ways:
-        against = sides.ratio("regional", way)
-        processor = [statistics.median(rounds) for rounds in sides.cpu_seconds.get(way, [])]
-        row = [
-            way,
-            shown(sides.medians(way), "{:.2f} ms", 1e3),
-            shown(processor, "{:.2f} ms", 1e3),
-            "-" if against is None else f"{against:.3f}",
-            str(sides.graphs.get(way, "-")),
-            f"{sides.differences[way]:.1e}" if way in sides.differences else "-",
-        ]
-        if by_block:
-            row.append(shown(sides.medians(way), "{:.0f} us", 1e6 / max(1, sides.blocks)))
-        rows.append(row)
-    return [table(head, rows), *(f"{way} failed: {why}" for way, why in sides.failures.items())]
+def _read_from_disk(bench: Bench) -> None:
+    """Let one start go unmeasured: the first one reads the libraries from the disk, the later ones from memory."""
+    if not bench.read:
+        say("one start that does not count:")
+        apart(bench, "tiny-llama", [Start("accelerate", "nothing", layers=1)], repeats=1)
+        bench.read = True
 
 
 def dispatch(bench: Bench) -> Result:
@@ -178,6 +96,7 @@ class Part:
 
 
 PARTS = {
+    "cold": Part(cold, 15, "SmolLM2's first forward: with start-up ahead, and with nothing ahead"),
     "dispatch": Part(dispatch, 3, "what a block costs beside its kernels, against plain block.compile() and full"),
 }
 DEFAULT = tuple(name for name in PARTS if name != "generate")

@@ -116,6 +116,7 @@ def _smollm2(layers: int | None) -> tuple[Any, dict[str, Any], list[str]]:
 
 def _minilm(layers: int | None) -> tuple[Any, dict[str, Any], list[str]]:
     import torch
+
     from tests import models
 
     model, _ = models.minilm()

@@ -1,4 +1,4 @@
-"""A process of the benchmark: ``python -m tests.benchmarks.worker JOB``, where JOB is JSON; it answers in lines of JSON.
+"""A process of the benchmark: ``python -m tests.benchmarks.worker JOB``; the job and the answers are JSON.
 
 There are two kinds of job, see :func:`alone` and :func:`side_by_side`. Torch is imported only after what a job wants
 done before.
@@ -157,7 +157,7 @@ def _blocks(model: Any) -> list[dict[str, int]]:
     return [{"instances": g.instances, "compiled": g.compiled, "graphs": g.graphs} for g in groups]
 
 
-# -- what is read from the system ---------------------------------------------------------------------------------------
+# -- what is read from the system --------------------------------------------------------------------------------------
 
 
 def graph_count() -> int:
