@@ -46,7 +46,9 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="small models and one round; the limits only inform")
     parser.add_argument("--repeats", type=positive, help="rounds of processes (default 3, with --quick 1)")
     parser.add_argument("--backend", help="the compiler's backend (default: as each library chooses, inductor)")
-    parser.add_argument("--timeout", type=float, default=900.0, help="seconds until a worker is given up (default 900)")
+    parser.add_argument(
+        "--timeout", type=float, default=1800.0, help="seconds until a worker is given up (default 1800)"
+    )
     parser.add_argument("--out", type=Path, help="write the figures to this file as JSON, too")
     arguments = parser.parse_args()
     names = ["generate"] if arguments.task == "generate" else arguments.part.split(",")

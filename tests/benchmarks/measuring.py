@@ -20,10 +20,9 @@ class Bench:
     quick: bool = False
     repeats: int | None = None
     backend: str | None = None
-    timeout: float = 900.0
+    timeout: float = 1800.0
     measured: dict[str, Any] = field(default_factory=dict)
     cold: dict[Start, Figures] | None = None
-    steady: Sides | None = None
     read: bool = False  # whether the libraries are in the system's memory
 
     def rounds(self, usual: int = 3) -> int:

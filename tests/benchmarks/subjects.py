@@ -64,13 +64,14 @@ def compiled(way: str, model: Any, blocks: Sequence[Any], backend: str | None = 
     """The model, compiled in one way: what to call instead of it.
 
     Args:
+        way: one of :data:`WAYS`, with a number behind ``#`` where one is measured more than once.
         blocks: the repeated blocks of the model, which ``block.compile()`` is to be called on.
         backend: the compiler's backend; ``None`` leaves the choice to each library, as its users do.
     """
     import torch
 
     settings: dict[str, Any] = {} if backend is None else {"backend": backend}
-    match way:
+    match way.partition("#")[0]:
         case "eager":
             return model
         case "regional":
