@@ -57,6 +57,7 @@ class Sides:
     differences: dict[str, float] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     blocks: int = 0
+    lost: int = 0  # processes that gave no figures
 
     def ratio(self, way: str, other: str) -> float | None:
         """Of two ways' times within each round; ``None`` if one of them was not measured."""
@@ -105,6 +106,7 @@ def side_by_side(
                     answer = worker.receive()
                 except WorkerError as error:
                     say(f"FAILED: {error}")
+                    sides.lost += 1
                     continue
             for way in ways:
                 if way in answer["failures"]:
@@ -133,13 +135,21 @@ def sides_table(sides: Sides, *, by_block: bool = False) -> list[str]:
             shown(sides.medians(way), "{:.2f} ms", 1e3),
             shown(processor, "{:.2f} ms", 1e3),
             "-" if against is None else f"{against:.3f}",
-            str(sides.graphs.get(way, "-")),
+            _graphs(way, sides.graphs.get(way)),
             f"{sides.differences[way]:.1e}" if way in sides.differences else "-",
         ]
         if by_block:
             row.append(shown(sides.medians(way), "{:.0f} us", 1e6 / max(1, sides.blocks)))
         rows.append(row)
-    return [table(head, rows), *(f"{way} failed: {why}" for way, why in sides.failures.items())]
+    lines = [table(head, rows), *(f"{way} failed: {why}" for way, why in sides.failures.items())]
+    return [*lines, f"{sides.lost} process(es) failed"] if sides.lost else lines
+
+
+def _graphs(way: str, count: int | None) -> str:
+    """Dynamo keeps compiled code by code object: of two ways that compile the same blocks, the later makes none."""
+    if count is None:
+        return "-"
+    return "shared" if count == 0 and way != "eager" else str(count)
 
 
 # -- each start in a process of its own --------------------------------------------------------------------------------
@@ -271,10 +281,11 @@ def _time_by_turns(bench: Bench, alive: dict[Start, Worker], figures: dict[Start
 
 def apart_table(figures: dict[Start, Figures]) -> list[str]:
     """The figures of processes of their own."""
-    head = ["way, situation", "cold", "CPU", "warm", "CPU", "steady", "graphs", "memory at peak", "diff"]
+    head = ["way, situation", "starts", "cold", "CPU", "warm", "CPU", "steady", "graphs", "memory at peak", "diff"]
     rows = [
         [
             start.label,
+            str(len(f.cold)),
             shown(f.cold, "{:.2f} s"),
             shown(f.cold_cpu, "{:.1f} s"),
             shown(f.warm, "{:.2f} s"),

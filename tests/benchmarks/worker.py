@@ -71,7 +71,8 @@ def side_by_side(job: dict[str, Any], tell: Tell) -> None:
     """Compile one model in several ways and time them by turns, in one process and on the same weights.
 
     Each way has modules of its own. A round is some calls of each way, in another order each round; the answer holds
-    for each way the seconds of a call by round, so that ratios can be taken within a round.
+    for each way the seconds of a call by round, so that ratios can be taken within a round. Dynamo keeps compiled code
+    by code object, so accelerate, diffusers and plain ``block.compile()`` find what one of them has compiled before.
     """
     import torch
 
