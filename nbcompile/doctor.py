@@ -234,7 +234,9 @@ def check_start_up() -> Check:
     if begun is None:
         why = f"switched off by {warmup.SWITCH}" if warmup.switched_off() else "not begun in this process"
         return Check("start-up ahead", None, f"{why}; the first compile does it itself")
-    return Check("start-up ahead", None, str(begun))
+    startup = sys.modules.get(f"{__package__}.startup")  # it imports torch
+    own = startup.ahead().state if startup is not None else "not begun"
+    return Check("start-up ahead", None, f"{begun}; the part of this process: {own}")
 
 
 def check_competition(seconds: float = 0.5) -> Check:

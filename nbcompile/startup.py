@@ -1,27 +1,39 @@
-"""The compiler's start-up beside its first trace, in a thread of this process.
+"""The part of the compiler's start-up that each process has to do itself: beside the first trace, or before it.
 
 Before its first kernel for a CPU, inductor finds out which vector instructions work and prepares the header that all
 kernels include. That takes seconds, nearly all of them in processes that it waits for, and it begins only once the
 first graph has been traced and lowered. What it finds is remembered in the process, so it may as well be found
-meanwhile. :mod:`nbcompile.warmup` does more, and earlier, from another process; what is remembered per process is left.
+meanwhile, in a thread: :func:`begin`.
+
+The modules that a first compile imports, and what it sets up at the first use, cannot be had beside it, since the
+compiler is not thread safe. A kernel that waits for its user's next cell can do that: :class:`Ahead`.
+:mod:`nbcompile.warmup` does what can be left in files, from another process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import gc
+import os
 import sys
 import threading
 import time
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+
+from . import primer
 
 #: Source that asks for what vectorized kernels ask for. It is never compiled.
 _KERNEL = 'extern "C" void kernel() {} // at::vec::'
 
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
+_ahead: Ahead | None = None
 
 
 def begin(backend: Any, device: torch.device | None) -> None:
@@ -57,9 +69,116 @@ def wait() -> float:
 def _prepare() -> None:
     """What a first kernel waits for. If it fails, the first compile meets the same and tells it.
 
-    There is no public way to this; checked on torch 2.11 and 2.13. The function would compile the source by what
-    ``submit_fn`` does with it, which is nothing.
+    There is no public way to this; checked on torch 2.11 and 2.13. The first is the part of every key in the compiler's
+    cache that stands for torch itself. The last would compile the source by what ``submit_fn`` does with it, which is
+    nothing.
     """
+    with contextlib.suppress(Exception):
+        torch._inductor.codecache.torch_key()
+    with contextlib.suppress(Exception):
+        _probe()
     with contextlib.suppress(Exception):
         kernels: Any = torch._inductor.codecache.CppPythonBindingsCodeCache
         kernels.load_pybinding_async([], _KERNEL, submit_fn=lambda job: None)
+
+
+def _probe() -> None:
+    """Try the kinds of vector instructions that this processor names, several at a time.
+
+    Inductor tries one after the other: each compiles a little program, and loads it in a process of its own. It
+    remembers each answer. Checked on torch 2.11 and 2.13, for processors of the x86 family.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    named = cpu_vec_isa.x86_isa_checker()
+    kinds = [kind for kind in cpu_vec_isa.supported_vec_isa_list if all(flag in named for flag in str(kind).split())]
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        list(pool.map(lambda kind: contextvars.copy_context().run(bool, kind), kinds))
+
+
+def ahead() -> Ahead:
+    """The start-up of this process, of which there is one."""
+    global _ahead
+    if _ahead is None:
+        _ahead = Ahead()
+    return _ahead
+
+
+class Ahead:
+    """This process's own start-up, in steps for the main thread, none longer than about a second.
+
+    It leaves nothing behind that a user would see but the compiler's count of what it has compiled in this process.
+
+    Attributes:
+        state: how it goes, in words.
+    """
+
+    def __init__(self) -> None:
+        self.state = "not begun"
+        self._steps = self._all()
+
+    def step(self) -> bool:
+        """Do the next step, if it can be done now; whether there may be more to do. Never raises an error."""
+        try:
+            # A context of its own: torch keeps its compiler's settings there, and these are to be the defaults.
+            contextvars.Context().run(next, self._steps)
+        except StopIteration:
+            return False
+        except Exception as error:  # the first compile meets the same, and tells it in full
+            self.state = f"failed: {type(error).__name__}: {str(error)[:200]}"
+            return False
+        return True
+
+    def finish(self) -> None:
+        """Do all of it now."""
+        while self.step():
+            wait()
+
+    def _all(self) -> Iterator[None]:
+        self.state = "under way"
+        begin("inductor", torch.device("cpu"))
+        yield
+        while _thread is not None and _thread.is_alive():
+            yield
+        if torch.cuda.is_available() or _thread is None or _logged():
+            self.state = "done: modules imported"
+            return
+        _compile_small_block()
+        self.state = "done"
+
+
+def _compile_small_block() -> None:
+    import torch._dynamo.utils
+
+    counters = torch._dynamo.utils.counters
+    before = {name: dict(counts) for name, counts in counters.items()}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            primer.compile_small_block()
+    finally:
+        counters.clear()
+        for name, counts in before.items():
+            counters[name].update(counts)
+
+
+def _logged() -> bool:
+    """Whether someone looks at all that the compiler does, and would take what is compiled ahead for their own."""
+    return any(os.environ.get(name) for name in ("TORCH_LOGS", "TORCH_TRACE", "TORCH_COMPILE_DEBUG"))
+
+
+@contextlib.contextmanager
+def fewer_collections() -> Iterator[None]:
+    """Let Python look for unreachable cycles less often, for the time of a compile.
+
+    A compile makes millions of objects and keeps most of them until it ends. By default each 700 start a collection,
+    and the largest of these go through all objects of the process, of which torch alone has a million.
+    """
+    before = gc.get_threshold()
+    if before[0]:
+        gc.set_threshold(max(before[0], 100_000), *before[1:])
+    try:
+        yield
+    finally:
+        if before[0]:
+            gc.set_threshold(*before)

@@ -159,6 +159,12 @@ class Variant:
 
     def call(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call :attr:`function`. What is compiled by that is spared a note to the profiler at each call."""
+        if not self.log.compiles:
+            with startup.fewer_collections():
+                return self._call(block, args, kwargs)
+        return self._call(block, args, kwargs)
+
+    def _call(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._fast_paths is None or self.log.breaks:  # the compiler's own way each time, and this costs, too
             return self.function(block, args, kwargs)
         with torch._dynamo.config.patch(record_runtime_overhead=False):

@@ -9,7 +9,7 @@ cores among sessions first, and a nice process in another session takes half of 
 group of its own, so that a notebook's interrupt does not reach it. It opens nothing, is told nothing of the user's, and
 ends by itself: when it is done, when its parent is gone, or after some minutes.
 
-This file is run as a program, too: see :func:`_main`. So it imports nothing of this package at its top.
+What it compiles is in :mod:`nbcompile.primer`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import IO
 
+from . import primer
+
 #: Set to ``0``, it keeps ``%load_ext nbcompile`` from starting anything.
 SWITCH = "NBCOMPILE_WARM_UP"
-
-_FILE = "nbcompile-start-up.json"
-_MOST_SECONDS = 300.0
 
 _latest: WarmUp | None = None
 
@@ -87,7 +85,7 @@ class WarmUp:
         """End it, and the compilers that it has started."""
         if self._process is None or self._process.poll() is not None:
             return
-        _signal_group(self._process.pid, signal.SIGTERM)
+        primer.signal_group(self._process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
             return
@@ -115,8 +113,10 @@ def warm_up(*, wait: bool = False) -> WarmUp:
     ``%load_ext nbcompile`` does it in a kernel, unless the environment variable ``NBCOMPILE_WARM_UP`` is ``0``. What it
     leaves is in the compiler's cache folder; where that has had it since the machine started, nothing is done.
 
+    In a notebook, what the kernel's own process has to do besides is done between cells, once torch is imported.
+
     Args:
-        wait: return only when it has ended.
+        wait: return only when it has ended. If torch is imported, the part of the calling process is then done, too.
 
     Returns:
         What can be asked how it goes. A failure is told there, and is no error.
@@ -132,7 +132,10 @@ def warm_up(*, wait: bool = False) -> WarmUp:
     if _latest is None or _latest.folder != folder or _latest.state == "failed":
         _latest = _begin(folder)
     if wait:
-        _latest.wait()
+        if _latest.wait() != "failed" and "torch" in sys.modules:
+            from . import startup
+
+            startup.ahead().finish()
     return _latest
 
 
@@ -158,7 +161,7 @@ def _begin(folder: Path) -> WarmUp:
         "MKL_NUM_THREADS": "1",
     }
     log = tempfile.TemporaryFile()  # noqa: SIM115  (read when it has ended)
-    command = [sys.executable, "-P", __file__, key, str(os.getpid())]
+    command = [sys.executable, "-P", primer.__file__, key, str(os.getpid())]
     process = subprocess.Popen(
         command,
         env=environment,
@@ -176,7 +179,7 @@ def _key() -> str:
     """What a start-up holds for: this torch, Python and C++ compiler, on this machine since it was started."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         torch, compiler = importlib.metadata.version("torch"), os.environ.get("CXX") or shutil.which("g++") or ""
-        facts = [torch, sys.version, compiler, platform.machine(), platform.node(), _boot()]
+        facts = [primer.COMPILED, torch, sys.version, compiler, platform.machine(), platform.node(), _boot()]
         return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
     return "no torch"
 
@@ -190,53 +193,7 @@ def _boot() -> str:
 
 def _done_before(folder: Path, key: str) -> bool:
     try:
-        found = json.loads((folder / _FILE).read_bytes())
+        found = json.loads((folder / primer.FILE).read_bytes())
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and found.get("key") == key
-
-
-def _signal_group(pid: int, number: int) -> None:
-    with contextlib.suppress(OSError):  # it is gone already
-        if os.name == "posix":
-            os.killpg(pid, number)
-        else:
-            os.kill(pid, number)
-
-
-# -- what the process does ---------------------------------------------------------------------------------------------
-
-
-def _main(key: str, parent: int) -> None:
-    """Compile a trivial function for each kind of device there is, and note that it was done."""
-    if hasattr(os, "nice"):
-        os.nice(19)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    begin = time.monotonic()
-    import torch
-
-    torch.set_num_threads(1)
-    devices = ["cpu"] + ["cuda"] * torch.cuda.is_available()
-    try:
-        for device in devices:
-            with torch.no_grad():
-                torch.compile(lambda x: torch.sin(x) + 1)(torch.ones(64, device=device))
-    except Exception as error:
-        message = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-        sys.exit(f"{type(error).__name__}: {message}")
-    file = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / _FILE
-    temporary = file.with_name(f"{_FILE}.{os.getpid()}")
-    temporary.write_text(json.dumps({"key": key, "devices": devices, "seconds": round(time.monotonic() - begin, 1)}))
-    temporary.replace(file)
-
-
-def _end_with(parent: int) -> None:
-    """End this process, and the compilers that it has started, once its parent is gone or it takes too long."""
-    end = time.monotonic() + _MOST_SECONDS
-    while os.getppid() == parent and time.monotonic() < end:
-        time.sleep(0.5)
-    _signal_group(os.getpid(), signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1], int(sys.argv[2]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import textwrap
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nbcompile import events
+from nbcompile import events, startup
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGINNING = """
@@ -54,6 +55,74 @@ def test_the_first_compile_finds_it_done(tmp_path: Path) -> None:
         tmp_path,
     )
     assert lines == ["['nbcompile-start-up']", "True", "1 1", "1 1", "2 0"]
+
+
+AHEAD = """
+    import collections, sys
+    commands = []
+    sys.addaudithook(lambda event, args: event == "subprocess.Popen" and commands.append(list(args[1] or ())))
+    built = lambda: sum(str(part).endswith(".main.cpp") for command in commands for part in command)
+    import torch._dynamo.utils
+    counters = lambda: {name: dict(counts) for name, counts in torch._dynamo.utils.counters.items() if counts}
+    torch._dynamo.utils.counters["mine"]["kept"] = 3
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the part in a thread is begun on Linux alone")
+def test_a_process_does_its_own_part_ahead_and_leaves_no_trace(tmp_path: Path) -> None:
+    # GIVEN a start-up ahead, in another process WHEN this process has done its own part
+    # THEN no kernel was compiled for that, and the compiler's counts and the user's settings are as they were
+    lines = told(
+        textwrap.dedent(AHEAD)
+        + textwrap.dedent("""
+        torch.set_default_dtype(torch.float64)
+        torch._dynamo.config.recompile_limit = 77
+        begun = nbcompile.warm_up()
+        begun.wait()
+        commands.clear()
+        before = counters()
+        nbcompile.warm_up(wait=True)
+        print(begun.state, built(), counters() == before, startup.ahead().state, startup.ahead().step())
+        print(torch._dynamo.config.recompile_limit, torch.is_grad_enabled(), torch.get_default_dtype())
+        commands.clear()
+        model.double()
+        nbcompile.compile_regions(model)
+        print(startup.wait() < 0.1)
+        model(torch.ones(2, 8))
+        print(built() > 0, len(commands) == built())  # nothing is probed again
+        """),
+        tmp_path,
+    )
+    assert lines == ["done 0 True done False", "77 True torch.float64", "True", "True True"]
+
+
+def test_nothing_is_compiled_ahead_where_someone_looks_at_all_that_is_compiled(tmp_path: Path) -> None:
+    lines = told(
+        textwrap.dedent(AHEAD)
+        + textwrap.dedent("""
+        import os
+        os.environ["TORCH_LOGS"] = "recompiles"
+        own = startup.ahead()
+        own.finish()
+        print(own.state, torch._dynamo.utils.counters["frames"]["total"])
+        """),
+        tmp_path,
+    )
+    assert lines == ["done: modules imported 0"]
+
+
+def test_fewer_collections_for_a_compile_and_then_as_before() -> None:
+    before = gc.get_threshold()
+    with startup.fewer_collections():
+        assert gc.get_threshold()[0] >= 100_000
+    assert gc.get_threshold() == before
+    # AND where the user has switched the collector off, it stays off
+    gc.set_threshold(0)
+    try:
+        with startup.fewer_collections():
+            assert gc.get_threshold()[0] == 0
+    finally:
+        gc.set_threshold(*before)
 
 
 @pytest.mark.parametrize("how", ["backend='eager'", "backend='aot_eager'"])

@@ -98,7 +98,7 @@ def test_it_can_be_stopped(folder: Path) -> None:
 def test_a_failure_is_told_and_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN a compiler that does not work WHEN a start-up is done
     monkeypatch.setenv("CXX", "/bin/false")
-    begun = warm_up(wait=True)
+    begun = warm_up(wait=True)  # this process's own part is then left out
     # THEN it has failed, which can be read, and nothing says that it was done
     assert begun.state == "failed"
     assert "Error" in begun.reason
@@ -141,6 +141,43 @@ def test_loading_the_extension_begins_it(folder: Path, switch: str, state: str) 
             code, timeout=60, output_hook=lambda message: told.append(message["content"].get("text", ""))
         )
         assert "".join(told).strip() == state
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel()
+
+
+def test_a_kernel_does_its_own_part_between_cells(folder: Path) -> None:
+    # GIVEN a kernel with the extension
+    manager, client = start_new_kernel(
+        kernel_name="python3", env={**os.environ, warmup.SWITCH: "1"}, cwd=str(folder.parent)
+    )
+
+    def run(code: str) -> str:
+        told: list[str] = []
+        reply = client.execute_interactive(
+            code, timeout=60, output_hook=lambda message: told.append(message["content"].get("text", ""))
+        )
+        assert reply["content"]["status"] == "ok", reply["content"]
+        return "".join(told).strip()
+
+    try:
+        run("%load_ext nbcompile\nimport sys")
+        part = "print(getattr(sys.modules.get('nbcompile.startup'), '_ahead', None) and startup.ahead().state)"
+        # WHEN no cell has imported torch THEN nothing imports it
+        time.sleep(1)
+        assert run("print('torch' in sys.modules)") == "False"
+        # WHEN torch is imported and no cell comes THEN the kernel does its own part, once the other process is done
+        assert run("from nbcompile import startup, warmup") == ""
+        assert run("print(warmup.latest().wait(180))") == "done"
+
+        def soon_done() -> bool:
+            time.sleep(2)  # a cell takes precedence: asked all the time, nothing would be begun
+            return run(part) == "done"
+
+        assert soon(soon_done)
+        # AND it is done once: nothing is left that would look at the cells that follow
+        left = "[f for fs in get_ipython().events.callbacks.values() for f in fs if 'WhileIdle' in f.__qualname__]"
+        assert run(f"print({left})") == "[]"
     finally:
         client.stop_channels()
         manager.shutdown_kernel()

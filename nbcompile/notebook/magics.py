@@ -22,6 +22,7 @@ from ..ongoing import working
 from . import bridge, live
 from .again import Again
 from .choices import DYNAMIC
+from .idle import WhileIdle
 from .live import Live
 from .lookup import evaluate_model, evaluate_step, is_compiled, model_in_body, only_model, unquote
 from .step import Step
@@ -62,6 +63,7 @@ class NbcompileMagics(Magics):
 
     shell: Any  # IPython declares it optional; a registered magic always has one
     again: Again  # set by load()
+    idle: WhileIdle | None = None
 
     @no_var_expand
     @cell_magic
@@ -392,6 +394,7 @@ def load(shell: Any) -> None:
     if getattr(shell, "kernel", None) is not None and not warmup.switched_off():
         with contextlib.suppress(NbcompileError):  # what is wrong with the cache folder, the first compile says
             warmup.warm_up()
+            magics.idle = WhileIdle(shell)
 
 
 def unload(shell: Any) -> None:
@@ -402,6 +405,8 @@ def unload(shell: Any) -> None:
     instance = manager.registry.pop(NbcompileMagics.__name__, None)
     if isinstance(instance, NbcompileMagics):
         instance.again.switch(False)
+        if instance.idle is not None:
+            instance.idle.forget()
     for kind, names in NbcompileMagics.magics.items():
         for name in names:
             if getattr(manager.magics[kind].get(name), "__self__", None) is instance:

@@ -53,7 +53,7 @@ class MainThread:
         """
         if self.here:
             self._run(work, finished)
-        elif (loop := _loop_of(self._shell)) is not None:
+        elif (loop := loop_of(self._shell)) is not None:
             loop.call_soon_threadsafe(self._run, work, finished)
         else:
             raise UsageError("this shell has no loop that could take over work from another thread")
@@ -85,7 +85,7 @@ class MainThread:
             self._shell.set_parent(before)
 
 
-def _loop_of(shell: Any) -> Any:
+def loop_of(shell: Any) -> Any:
     """The asyncio loop of the kernel's main thread, ``None`` outside of a kernel."""
     return getattr(getattr(getattr(shell, "kernel", None), "io_loop", None), "asyncio_loop", None)
 
