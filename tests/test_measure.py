@@ -419,26 +419,24 @@ def test_of_long_rounds_there_are_fewer(seconds: float, numbers: tuple[int, int]
     assert measure._numbers_of_rounds(seconds) == numbers
 
 
-def test_rounds_go_on_until_they_decide() -> None:
-    # GIVEN three candidates: one that takes as long as eager, one that takes twice as long, and one of which one round
-    # is much quicker and the next much slower
+def test_rounds_go_on_until_they_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN calls that take twice as long as eager's, and calls of which each second one takes half or twice as long
     step = Recorder()
 
-    def work() -> None:
+    def once(self: measure.Rounds, number: int, *, bare: bool = False) -> measure.Round:
+        self._place += 1
         step()
-        count = sum(1 for name in step.calls if name == "shaky")
-        busy({"twice": 0.004, "shaky": 0.003 if count // 40 % 2 else 0.001}.get(step.condition, 0.002))
+        often = step.calls.count(step.condition)
+        seconds = {"eager": 0.002, "twice": 0.004, "shaky": (0.001, 0.004)[often // 2 % 2]}[step.condition]
+        return measure.Round(self._place, seconds, None, number)
 
-    short = {"_SHORT_ROUND_SECONDS": 0.02, "_ROUNDS": 6, "_MORE_ROUNDS": 3, "_MOST_ROUNDS": 12}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in short.items():
-            patch.setattr(measure, name, value)
-        # WHEN they are timed without a number of rounds THEN there are as few as decide
-        decided = measure.interleaved(step.candidates("eager", "twice"), work)
-        # AND as many as there may be where nothing is decided
-        open_end = measure.interleaved(step.candidates("eager", "shaky"), work)
-    assert {name: timing.rounds for name, timing in decided.items()} == {"eager": 6, "twice": 6}
-    assert {timing.rounds for timing in open_end.values()} == {12}
+    monkeypatch.setattr(measure.Rounds, "_once", once)
+    # WHEN they are timed without a number of rounds
+    decided = measure.interleaved(step.candidates("eager", "twice"), step)
+    open_end = measure.interleaved(step.candidates("eager", "shaky"), step)
+    # THEN there are as few as there may be where that decides, and as many where nothing is decided
+    assert {name: timing.rounds for name, timing in decided.items()} == {"eager": 24, "twice": 24}
+    assert {name: timing.rounds for name, timing in open_end.items()} == {"eager": 48, "shaky": 48}
 
 
 @pytest.mark.parametrize(
