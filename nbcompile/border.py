@@ -305,6 +305,10 @@ class _Registrations:
         self._watched.update(block.modules())
 
     def _note(self, module: nn.Module, name: str, part: nn.Module | None) -> None:
+        # Code that is traced may make modules, too. The compiler would guard on what is watched, and a change of that
+        # between tracing and guarding is an error of its own.
+        if torch.compiler.is_compiling():
+            return
         if self._watched is not None and module in self._watched:  # libraries make modules at every step, elsewhere
             self.count += 1
 

@@ -54,9 +54,10 @@ def compare(
         model: the model; what was compiled for it before is there again afterwards.
         step: runs the model once, as in ``lambda: model(**batch)``; what it returns is compared with eager's.
         strategies: any of ``"eager"``, ``"regional"``, ``"full"``, in the order in which they are measured.
-        rounds: timed rounds for the steady state, interleaved over the strategies; by default eight, and up to twelve
-            while they do not decide whether a strategy is faster than eager, level with it or slower.
-        calls: calls per round; by default as many as take half a second, or 0.3 s where ``rounds`` is not given.
+        rounds: timed rounds for the steady state, interleaved over the strategies; by default 24, and up to 48 while
+            they do not decide whether a strategy is faster than eager, level with it or slower; fewer of calls that
+            take long, but eight at least.
+        calls: calls per round; by default as many as take half a second, or 0.1 s where ``rounds`` is not given.
         keep: a strategy that stays on the model afterwards, in place of what was there.
         check: ``"regions"`` holds each region of every compiled strategy against eager, forward and gradients, on the
             inputs that it received in one more run of the step, and names the first that drifts.

@@ -13,6 +13,7 @@ import math
 import os
 import statistics
 import time
+import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -28,10 +29,17 @@ from .progress import Progress
 #: How long a round should last, in seconds, when the number of calls is not given.
 _ROUND_SECONDS = 0.5
 _MOST_CALLS = 10_000
-#: Interleaved rounds where their number is not given: at first, and at most while they do not decide which is faster.
-_ROUNDS, _MOST_ROUNDS = 8, 12
-#: How long one lasts then. More and shorter ones make more pairs, and lie closer side by side, in the same time.
-_SHORT_ROUND_SECONDS = 0.3
+#: Interleaved rounds where their number is not given: at first, how many are added while they do not decide which is
+#: faster, and at most. Of two calls one right after the other, each takes some percent more or less than the other, and
+#: after some seconds a machine that others use may be 10 % slower: many short rounds tell more than few long ones.
+_ROUNDS, _MORE_ROUNDS, _MOST_ROUNDS = 24, 12, 48
+#: How long one lasts then.
+_SHORT_ROUND_SECONDS = 0.1
+#: Of calls that take longer there are fewer rounds: as many as fit into this, but no fewer than eight, or twelve.
+_STEADY_SECONDS, _LEAST_ROUNDS = (12.0, 24.0), (8, 12)
+#: A call that takes so long needs no calls before it that are not timed: what the one before left in the cores' caches
+#: is no part of it that could be seen.
+_LONG_CALL = 0.1
 #: How often a disturbed round is taken again, and how often in all while none comes out undisturbed.
 _MOST_REPEATS, _PATIENCE = 2, 6
 _SEED = 20_240_229
@@ -120,6 +128,9 @@ class Rounds:
     A round in which the process lacked the cores (see :mod:`nbcompile.cores`) is taken again, at most twice; of all
     tries the least disturbed counts. Where nothing helps, as on a machine that is busy all the time, that ends too.
 
+    A round of long calls, of 0.1 s or more, is timed without the calls that torch's timer makes before it looks at the
+    clock: they would take as long again as those that count, and more rounds tell more.
+
     Args:
         step: runs the model once.
         calls: calls per round; by default as many as take ``seconds``.
@@ -141,8 +152,10 @@ class Rounds:
         self._timer = benchmark.Timer(
             stmt="step()", timer=self._clock, globals={"step": step}, num_threads=torch.get_num_threads()
         )
+        self._bare_timer = timeit.Timer("step()", timer=self._clock, globals={"step": step})
         self._calls, self._seconds, self._reference = calls, seconds, reference
         self._numbers: dict[str, int] = {}
+        self._long: set[str] = set()
         self._rounds: dict[str, list[Round]] = {}
         self._place, self._patience = 0, _PATIENCE
         self.times: dict[str, list[float]] = {}
@@ -154,8 +167,10 @@ class Rounds:
             self._numbers[name] = self._calls or max(
                 1, min(_MOST_CALLS, math.ceil(self._seconds / max(estimate, 1e-9)))
             )
+            if self._calls is None and estimate >= _LONG_CALL:
+                self._long.add(name)
         number = self._numbers[name]
-        taken = self._undisturbed(number, self.best(name))
+        taken = self._undisturbed(number, self.best(name), bare=name in self._long)
         self.add(name, taken)
         if self._calls is None and taken.seconds * number > 2 * self._seconds:  # the call timed first was a quick one
             self._numbers[name] = max(1, math.ceil(self._seconds / taken.seconds))
@@ -165,6 +180,14 @@ class Rounds:
         self._rounds.setdefault(name, []).append(taken)
         self._numbers.setdefault(name, taken.calls)
         self.times.setdefault(name, []).append(taken.seconds)
+
+    def cost(self, name: str) -> float | None:
+        """Seconds that a round of a candidate takes, calls that are not timed included; ``None`` if it had none."""
+        if name not in self._rounds:
+            return None
+        number = self._numbers[name]
+        untimed = 0 if name in self._long else max(2, number // 100)
+        return statistics.median(self.times[name]) * (number + untimed)
 
     def best(self, name: str) -> cores.Use | None:
         """What a call of the quickest round so far cost, for a system that tells nothing of waiting."""
@@ -194,17 +217,17 @@ class Rounds:
     def _at(self, name: str) -> list[tuple[int, float]]:
         return [(taken.place, taken.seconds) for taken in self._rounds.get(name, ())]
 
-    def _once(self, number: int) -> Round:
+    def _once(self, number: int, *, bare: bool = False) -> Round:
         self._clock.reset()
-        seconds = self._timer.timeit(number).median
+        seconds = self._bare_timer.timeit(number) / number if bare else self._timer.timeit(number).median
         self._place += 1
         return Round(self._place, seconds, self._clock.use, number)
 
-    def _undisturbed(self, number: int, best: cores.Use | None) -> Round:
+    def _undisturbed(self, number: int, best: cores.Use | None, *, bare: bool) -> Round:
         """A round, taken again while it is disturbed and there is patience for that."""
         tried: list[Round] = []
         for _ in range(1 + _MOST_REPEATS):
-            taken = self._once(number)
+            taken = self._once(number, bare=bare)
             if taken.use is None or not taken.use.disturbed(number, best):
                 self._patience = _PATIENCE
                 return taken
@@ -232,20 +255,24 @@ def interleaved(
     Args:
         candidates: for each name a function that makes the context in which the step is called. ``"eager"``, if it is
             among them, is what the others are held against.
-        rounds: number of rounds; the figures are their median and spread. By default eight, and up to twelve while they
-            do not decide which is faster.
-        calls: calls per round; by default as many as take half a second, or 0.3 s where ``rounds`` is not given.
+        rounds: number of rounds; the figures are their median and spread. By default 24, and up to 48 while they do
+            not decide which is faster; fewer of calls that take long, but eight at least.
+        calls: calls per round; by default as many as take half a second, or 0.1 s where ``rounds`` is not given.
     """
     taken = Rounds(step, calls, _SHORT_ROUND_SECONDS if rounds is None else _ROUND_SECONDS)
     told = Progress.of(progress)
     wanted, most = (_ROUNDS, _MOST_ROUNDS) if rounds is None else (rounds, rounds)
+    open_end = rounds is None
     with told.quiet():  # a live chart stands still but for what is told between the rounds
         for turn, order in enumerate(pairs.turns(list(candidates))):
+            if open_end and turn == 1:
+                wanted, most = _numbers_of_rounds(max((taken.cost(name) or 0.0 for name in candidates), default=0.0))
             if turn >= wanted:
                 timings = [taken.timing(name) for name in candidates]
                 if turn >= most or all(timing is None or timing.decided for timing in timings):
                     break
-                wanted += 1
+                # not after each round: who looks often enough will see some chance pass for a difference
+                wanted = min(most, wanted + _MORE_ROUNDS)
             for position, name in enumerate(order):
                 told.round_begins(
                     f"steady state: round {turn + 1} of {wanted}, {name}",
@@ -259,6 +286,15 @@ def interleaved(
                     taken.take(name)
     found = {name: taken.timing(name) for name in candidates}
     return {name: timing for name, timing in found.items() if timing is not None}
+
+
+def _numbers_of_rounds(seconds: float) -> tuple[int, int]:
+    """How many rounds at first and at most, if one lasts so many seconds."""
+    first, most = (
+        min(number, max(least, int(whole / max(seconds, 1e-9))))
+        for number, least, whole in zip((_ROUNDS, _MOST_ROUNDS), _LEAST_ROUNDS, _STEADY_SECONDS, strict=True)
+    )
+    return first, most
 
 
 def _spread(times: Sequence[float]) -> float:

@@ -322,11 +322,7 @@ class _Tuning:
 
     def round_cost(self, name: str) -> float:
         """Seconds that a round takes."""
-        timing = self.rounds.timing(name)
-        if timing is None:
-            return self.round_seconds
-        warm_up = max(2, timing.calls // 100)  # calls that torch's timer makes before it begins
-        return max(self.round_seconds, timing.median * (timing.calls + warm_up))
+        return max(self.round_seconds, self.rounds.cost(name) or 0.0)
 
     def estimate(self, name: str) -> float | None:
         """Seconds that compiling a setting would take, ``None`` if nothing like it was measured."""
@@ -382,30 +378,44 @@ class _Tuning:
 
 
 def beaten(figures: Mapping[str, Strategy], farthest: int) -> list[str]:
-    """Those that are not the best for any number of calls up to ``farthest``, wherever in its spread each lies.
+    """Those that are not the best for any number of calls up to ``farthest``, wherever each steady time may lie.
 
-    A few numbers of calls in each decade stand for all.
+    That is in the interval of rounds paired with eager's, which hold a drift of the machine out of it, or else in the
+    spread. A few numbers of calls in each decade stand for all.
     """
     decades = math.ceil(math.log10(farthest))
     numbers = sorted({round(10 ** (step / 8)) for step in range(8 * decades + 1)})
     found = []
     for name, ours in figures.items():
-        others = [_within_spread(theirs, +1) for other, theirs in figures.items() if other != name]
-        mine = _within_spread(ours, -1)
+        mine = _at_end(ours, -1)
         if mine is None:
             continue
+        others = [
+            # how eager's own rounds vary is in the interval of those that were paired with them
+            _at_end(theirs, 0 if other == EAGER and ours.band is not None else +1)
+            for other, theirs in figures.items()
+            if other != name
+        ]
         bounds = [other for other in others if other is not None]
         if all(any(_line(other, n) <= _line(mine, n) for other in bounds) for n in numbers):
             found.append(name)
     return found
 
 
-def _within_spread(figures: Strategy, sign: int) -> tuple[float, float] | None:
-    """Cold start and the steady time at one end of its spread; ``None`` if a figure is missing."""
+def _at_end(figures: Strategy, sign: int) -> tuple[float, float] | None:
+    """Cold start, and the least (-1), the median (0) or the most (+1) that the steady time may be.
+
+    ``None`` if a figure is missing.
+    """
     if ranking.total(figures, 1) is None or figures.cold_seconds is None or figures.steady_seconds is None:
         return None
-    spread = max(figures.steady_spread or 0.0, _LEAST_SPREAD * figures.steady_seconds)
-    return figures.cold_seconds, max(0.0, figures.steady_seconds + sign * spread)
+    middle = figures.steady_seconds
+    if figures.band is not None:
+        low, ratio, high = figures.band
+        off = middle * (high / ratio - 1 if sign > 0 else 1 - low / ratio)
+    else:
+        off = figures.steady_spread or 0.0
+    return figures.cold_seconds, max(0.0, middle + sign * max(off, _LEAST_SPREAD * middle))
 
 
 def _line(figures: tuple[float, float], calls: int) -> float:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from tests.benchmarks import parts, subjects
+from nbcompile import compiler
+from nbcompile.report import Strategy
+from tests.benchmarks import measuring, parts, repeats, subjects
 from tests.benchmarks.verdicts import Check, paired_ratio, ratio, shown, verdicts
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,6 +85,60 @@ def test_every_way_computes_what_eager_does(name: str, task: str) -> None:
             assert not subject.training or all(p.grad is not None for p in subject.block_modules(model)[0].parameters())
 
 
+def test_watching_can_be_told_from_calling_directly() -> None:
+    # GIVEN two twins, regionally compiled
+    subject = subjects.load("small-llama", "forward", layers=2)
+    direct = {}
+    for way in ("regional", "regional-entry"):
+        model = subject.twin()
+        call = subjects.compiled(way, model, subject.block_modules(model), "eager")
+        with torch.no_grad():
+            for _ in range(3):
+                subject.call(call)
+        (group,) = (group for group in compiler.current(model).groups if group.path)
+        direct[way] = [bool(region.fast) for region in group.regions]
+    # THEN the blocks of one call compiled code directly and those of the other go by the compiler's entry
+    assert direct == {"regional": [True, True], "regional-entry": [False, False]}
+
+
+def test_sets_of_processes_fit_together_where_one_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN three sets of processes for two ways, of which one dies before it answers, and one in its second round
+    class Process:
+        made: ClassVar[list[str]] = []
+
+        def __init__(self, job: dict[str, Any], *_: object) -> None:
+            self.way, self.rounds = job["way"], 0
+            self.made.append(self.way)
+            self.number = self.made.count(self.way)
+
+        def __enter__(self) -> Process:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def receive(self) -> dict[str, Any]:
+            if (self.way, self.number) == ("full", 1):
+                raise measuring.WorkerError("it was killed")
+            return {"graphs": 1, "difference": 0.0, "blocks": 2, "seconds": 0.1}
+
+        def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+            assert question["calls"] == 10  # in a second
+            self.rounds += 1
+            if (self.way, self.number, self.rounds) == ("regional", 2, 2):
+                raise measuring.WorkerError("it was killed")
+            seconds = self.number * (1.0 if self.way == "regional" else 2.0)
+            return {"seconds": seconds, "cpu_seconds": seconds}
+
+    monkeypatch.setattr(measuring, "Worker", Process)
+    # WHEN they are measured
+    sides = measuring.side_by_side(measuring.Bench(), "small-llama", ["regional", "full"], rounds=3)
+    # THEN ratios are those of the set in which both lived, and the loss is told
+    assert sides.seconds == {"regional": [[1.0] * 3, [], [3.0] * 3], "full": [[], [4.0] * 3, [6.0] * 3]}
+    assert sides.ratio("regional", "full") == 0.5
+    assert sides.lost == 2
+    assert "2 process(es) failed" in "\n".join(measuring.sides_table(sides))
+
+
 def test_a_way_that_does_not_exist_is_refused() -> None:
     subject = subjects.load("small-llama", "forward", layers=2)
     with pytest.raises(ValueError, match=r"'quickly'.*regional"):
@@ -105,6 +162,46 @@ def test_it_runs_and_judges() -> None:
 
 
 @pytest.mark.slow
+def test_repeats_are_judged() -> None:
+    # WHEN two repeats of a small model's comparison are made by the benchmark
+    done = run("--part", "repeats", "--backend", "eager")
+    # THEN verdicts and medians are judged, and each strategy's repeats told
+    assert done.returncode == 0, done.stderr
+    assert "not measured" not in done.stdout
+    assert "strategies of which repeated comparisons give different verdicts: " in done.stdout
+    assert "the farthest off: " in done.stdout
+    assert all(f"\n{name}: " in done.stdout for name in ("eager", "eager again", "regional", "full"))
+
+
+@pytest.mark.parametrize(
+    ("name", "verdicts", "same"),
+    [
+        ("full", ["faster"] * 3, True),
+        ("full", ["faster", "level", "faster"], False),
+        ("full", [""] * 3, False),
+        ("eager again", ["level"] * 3, True),
+        ("eager again", ["faster"] * 3, False),
+    ],
+)
+def test_agreement_of_verdicts(name: str, verdicts: list[str], same: bool) -> None:
+    assert repeats.Agreement(name, 0.1, 0.1, verdicts).same_verdict is same
+
+
+def test_how_far_repeats_lie_apart() -> None:
+    # GIVEN three repeats on a machine that was twice as slow in the second
+    every = [Strategy(steady_seconds=s, steady_ratio=r) for s, r in ((1.0, 0.5), (2.2, 0.55), (1.0, 0.5))]
+    # THEN the seconds lie far apart, parts of eager's do not; what was not measured each time is absent
+    found = repeats.Agreement.of("full", every)
+    assert found.seconds_off == pytest.approx(1.2)
+    assert found.ratio_off == pytest.approx(0.1)
+    lacking = repeats.Agreement.of("full", [*every, Strategy(failure="it failed")])
+    assert (lacking.seconds_off, lacking.ratio_off, lacking.same_verdict) == (None, None, False)
+    assert repeats.told("full", [Strategy(failure="it failed")], repeats.Agreement.of("full", [Strategy()])) == [
+        "full: not measured; it failed"
+    ]
+
+
+@pytest.mark.slow
 def test_what_fails_is_told() -> None:
     # WHEN nothing can be compiled, because there is no such backend
     done = run("--part", "dispatch", "--backend", "no_such_backend")
@@ -114,6 +211,18 @@ def test_what_fails_is_told() -> None:
     assert all(f"{way} failed: " in done.stdout for way in ("regional", "full", "blocks"))
     assert "eager failed" not in done.stdout
     assert "no_such_backend" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["bench", "repeats", "tuning", "zoo", "cancel"])
+def test_each_program_of_the_benchmark_tells_how_it_is_used(name: str) -> None:
+    # WHEN it is run as `make` runs it
+    if name == "cancel":
+        pytest.importorskip("playwright")
+    how = ["-m", f"tests.benchmarks.{name}"] if name == "bench" else [f"tests/benchmarks/{name}.py"]
+    done = subprocess.run([sys.executable, *how, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    # THEN all that it imports exists
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
 
 
 def test_every_part_is_told_and_a_wrong_one_refused() -> None:

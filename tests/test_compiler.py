@@ -590,6 +590,39 @@ def test_torch_compile_around_a_compiled_model() -> None:
     torch.testing.assert_close(outer(x), expected)
 
 
+def test_another_model_is_not_compiled_again_for_what_is_watched() -> None:
+    # GIVEN a compiled model, so that modules are watched, and another one that makes modules of its own in each step
+    class Maker(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            holder = nn.Module()
+            holder.add_module("held", nn.ReLU())
+            return holder.held(self.layer(x))
+
+    first = nbcompile.compile_regions(net(), backend="eager")
+    first(rows())
+    traced: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        traced.append(graph)
+        return graph.forward
+
+    maker = torch.compile(Maker(), backend=backend)
+    maker(rows())
+    assert len(traced) == 1
+    # WHEN more models come to be watched, and others go
+    second = nbcompile.compile_regions(net(), backend="eager")
+    second(rows())
+    del first
+    gc.collect()
+    maker(rows())
+    # THEN the other one's code still fits
+    assert len(traced) == 1
+
+
 def test_tracing_a_compiled_model() -> None:
     model, x = net(block=lambda n: Plain()), rows()
     expected = model(x)

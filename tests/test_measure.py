@@ -374,6 +374,71 @@ def test_a_quick_first_call_does_not_make_rounds_that_last() -> None:
     assert rounds.timing("b") is None
 
 
+def test_a_long_call_needs_none_before_it() -> None:
+    # GIVEN a call that takes longer than a round should, and a short one
+    step = Recorder()
+
+    def slowly() -> None:
+        step()
+        time.sleep(0.12 if step.condition == "long" else 0.001)
+
+    rounds = measure.Rounds(slowly, seconds=0.01)
+    for name in ("long", "short"):
+        with step.under(name):
+            rounds.take(name)
+    step.calls.clear()
+    assert (rounds.cost("long") or 0.0) >= 0.12
+    assert rounds.cost("other") is None
+    # WHEN another round of each is taken
+    for name in ("long", "short"):
+        with step.under(name):
+            rounds.take(name)
+    # THEN the long call is made once, and the short one after some that do not count
+    assert step.calls.count("long") == 1
+    assert step.calls.count("short") > WARM_UP
+    timing = rounds.timing("long")
+    assert timing is not None
+    assert (timing.calls, timing.rounds) == (1, 2)
+    assert 0.12 <= timing.median < 0.24
+    # AND what a round costs is told with those
+    short = rounds.timing("short")
+    assert short is not None
+    assert rounds.cost("short") == pytest.approx(short.median * (short.calls + WARM_UP))
+    # AND of calls whose number is given nothing is left out
+    step.calls.clear()
+    given = measure.Rounds(slowly, calls=1)
+    with step.under("long"):
+        given.take("long")
+    assert step.calls.count("long") == WARM_UP + 1 + WARM_UP + 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "numbers"), [(0.0, (24, 48)), (0.1, (24, 48)), (0.8, (15, 30)), (1.2, (10, 20)), (30.0, (8, 12))]
+)
+def test_of_long_rounds_there_are_fewer(seconds: float, numbers: tuple[int, int]) -> None:
+    assert measure._numbers_of_rounds(seconds) == numbers
+
+
+def test_rounds_go_on_until_they_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN calls that take twice as long as eager's, and calls of which each second one takes half or twice as long
+    step = Recorder()
+
+    def once(self: measure.Rounds, number: int, *, bare: bool = False) -> measure.Round:
+        self._place += 1
+        step()
+        often = step.calls.count(step.condition)
+        seconds = {"eager": 0.002, "twice": 0.004, "shaky": (0.001, 0.004)[often // 2 % 2]}[step.condition]
+        return measure.Round(self._place, seconds, None, number)
+
+    monkeypatch.setattr(measure.Rounds, "_once", once)
+    # WHEN they are timed without a number of rounds
+    decided = measure.interleaved(step.candidates("eager", "twice"), step)
+    open_end = measure.interleaved(step.candidates("eager", "shaky"), step)
+    # THEN there are as few as there may be where that decides, and as many where nothing is decided
+    assert {name: timing.rounds for name, timing in decided.items()} == {"eager": 24, "twice": 24}
+    assert {name: timing.rounds for name, timing in open_end.items()} == {"eager": 48, "shaky": 48}
+
+
 @pytest.mark.parametrize(
     ("times", "spread"),
     [

@@ -36,7 +36,7 @@ def measured(machine: Machine, seed: int, **true: float) -> dict[str, Strategy]:
     draw, running = random.Random(seed), []
 
     class Made(Rounds):
-        def _once(self, number: int) -> Round:
+        def _once(self, number: int, *, bare: bool = False) -> Round:
             self._place += 1
             return Round(self._place, true[running[-1]] * machine(self._place) * draw.gauss(1, 0.01), None, number)
 
@@ -78,7 +78,7 @@ def stumbling(place: int) -> float:
 def of_two_paces(seed: int) -> Machine:
     """Two paces, one half as slow again as the other, each of which lasts for 12 to 25 rounds."""
     draw, paces = random.Random(seed), []
-    while len(paces) < 100:
+    while len(paces) < 500:
         paces += [[1.0, 1.5][len(paces) % 2]] * draw.randrange(12, 26)
     return lambda place: paces[place]
 

@@ -334,6 +334,27 @@ def test_what_cannot_be_the_best_for_any_number_of_calls_is_given_up() -> None:
     assert "late" not in beaten(known, 10**9)
 
 
+def test_rounds_paired_with_eager_give_up_what_drifting_times_leave_open() -> None:
+    # GIVEN times that vary much from minute to minute, while each stays at the same part of eager's beside it
+    known = {
+        "eager": figures(0.1, 0.1, spread=0.03),
+        "regional": figures(5.0, 0.05, spread=0.02),
+        "dear": figures(70.0, 0.056, spread=0.02),
+        "slow": figures(5.0, 0.11, spread=0.05),
+        "open": figures(60.0, 0.049, spread=0.0),
+        "cheap": figures(1.0, 0.105, spread=0.03),  # before regional has paid for itself only eager is held against it
+    }
+    # THEN by their spread all may be the best
+    assert beaten(known, 10**6) == []
+    # and by the intervals of paired rounds only that one whose interval reaches under another's
+    bands = {"regional": (0.49, 0.51), "dear": (0.54, 0.58), "slow": (1.05, 1.15), "open": (0.4, 0.6)}
+    for name, (low, high) in {**bands, "cheap": (1.03, 1.07)}.items():
+        one = known[name]
+        assert one.steady_seconds is not None
+        one.steady_ratio, one.steady_ratio_low, one.steady_ratio_high = one.steady_seconds / 0.1, low, high
+    assert beaten(known, 10**6) == ["dear", "slow", "cheap"]
+
+
 # -- stopped, kept, continued ------------------------------------------------------------------------------------------
 
 

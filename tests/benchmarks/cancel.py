@@ -10,6 +10,7 @@ eager afterwards.
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import sys
@@ -65,6 +66,7 @@ def measure(lab: Lab, phase: str) -> tuple[float, float, bool]:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     browser_file = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser_file is None:
         print(f"no browser: none of {', '.join(BROWSERS)} can be run", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""How the benchmark measures: each start in a process of its own, or several ways by turns in one process."""
+"""How the benchmark measures: starts one after another, or later calls of several ways by turns; each in a process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
+from nbcompile import pairs
 from tests.benchmarks.verdicts import Check, paired_ratio, shown, table
 from tests.benchmarks.workers import CacheFolder, Worker, WorkerError
 
@@ -43,12 +45,12 @@ def say(text: str, *, end: str = "\n") -> None:
     print(text, end=end, file=sys.stderr, flush=True)
 
 
-# -- side by side in one process ---------------------------------------------------------------------------------------
+# -- later calls, side by side -----------------------------------------------------------------------------------------
 
 
 @dataclass
 class Sides:
-    """What was measured of several ways in the same processes; lists hold one item for each process."""
+    """What was measured of several ways by turns; lists hold one item for each set of processes, one for each way."""
 
     ways: list[str]
     seconds: dict[str, list[list[float]]] = field(default_factory=dict)
@@ -57,7 +59,7 @@ class Sides:
     differences: dict[str, float] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     blocks: int = 0
-    lost: int = 0  # processes that gave no figures
+    lost: int = 0  # processes that died
 
     def ratio(self, way: str, other: str) -> float | None:
         """Of two ways' times within each round; ``None`` if one of them was not measured."""
@@ -82,45 +84,66 @@ def side_by_side(
     round_seconds: float = 1.0,
     warm_up_calls: int = 5,
 ) -> Sides:
-    """Measure several ways in one process, and again in further processes that find the first one's cache."""
+    """Measure later calls of several ways, each in a process of its own, by turns; and again with further processes.
+
+    The processes of a set live at the same time, and one of them works while the others wait. A round is some calls of
+    each way, equally many, in another order each round, so that ratios can be taken within a round. Further sets find
+    the first one's cache.
+    """
     sides = Sides(list(ways))
-    job = {
-        "kind": "side by side",
-        "subject": subject,
-        "task": task,
-        "ways": list(ways),
-        "layers": layers,
-        "threads": threads,
-        "backend": bench.backend,
-        "rounds": 2 if bench.quick else rounds,
-        "round_seconds": 0.01 if bench.quick else round_seconds,
-        "warm_up_calls": warm_up_calls,
-    }
+    rounds, round_seconds = (2, 0.01) if bench.quick else (rounds, round_seconds)
+    common = {"kind": "one way", "subject": subject, "task": task, "layers": layers, "threads": threads}
+    common |= {"backend": bench.backend, "warm_up_calls": warm_up_calls}
     with CacheFolder() as cache:
         for number in range(bench.rounds()):
-            say(f"[process {number + 1}/{bench.rounds()}] {subject}, {task}: {', '.join(ways)} ... ", end="")
-            with Worker(job, cache, bench.timeout) as worker:
-                try:
-                    worker.receive()
-                    say("compiled ... ", end="")
-                    answer = worker.receive()
-                except WorkerError as error:
-                    say(f"FAILED: {error}")
-                    sides.lost += 1
-                    continue
-            for way in ways:
-                if way in answer["failures"]:
-                    sides.failures[way] = answer["failures"][way]
-                    continue
-                sides.seconds.setdefault(way, []).append(answer["seconds"][way])
-                sides.cpu_seconds.setdefault(way, []).append(answer["cpu_seconds"][way])
-            sides.graphs.update(answer["graphs"])
-            sides.differences.update(answer["differences"])
-            sides.blocks = answer["blocks"]
-            say(", ".join(f"{way} {sides.medians(way)[-1] * 1e3:.2f} ms" for way in ways if way not in sides.failures))
+            say(f"[processes {number + 1}/{bench.rounds()}] {subject}, {task}: ", end="")
+            with contextlib.ExitStack() as stack:
+                alive: dict[str, Worker] = {}
+                slowest = 0.0
+                for way in ways:
+                    worker = stack.enter_context(Worker({**common, "way": way}, cache, bench.timeout))
+                    try:
+                        answer = worker.receive()
+                    except WorkerError as error:
+                        _lose(sides, way, error)
+                        continue
+                    if "failure" in answer:
+                        sides.failures[way] = answer["failure"]
+                        continue
+                    alive[way] = worker
+                    sides.graphs[way], sides.differences[way] = answer["graphs"], answer["difference"]
+                    sides.blocks, slowest = answer["blocks"], max(slowest, answer["seconds"])
+                say(f"{', '.join(alive)} ... ", end="")
+                measured = _by_turns(sides, alive, rounds, max(1, round(round_seconds / (slowest or 1.0))))
+            for way in ways:  # each set is an item of each way's list, or the sets would not fit together
+                answers = measured.get(way, [])
+                sides.seconds.setdefault(way, []).append([answer["seconds"] for answer in answers])
+                sides.cpu_seconds.setdefault(way, []).append([answer["cpu_seconds"] for answer in answers])
+            say(", ".join(f"{way} {sides.medians(way)[-1] * 1e3:.2f} ms" for way in measured if measured[way]))
     for way, failure in sides.failures.items():
         say(f"{way} FAILED: {failure}")
     return sides
+
+
+def _by_turns(sides: Sides, alive: dict[str, Worker], rounds: int, calls: int) -> dict[str, list[dict[str, float]]]:
+    """For each way what its process answered in each round; a way whose process died has empty rounds."""
+    answers: dict[str, list[dict[str, float]]] = {way: [] for way in alive}
+    for order in islice(pairs.turns(list(alive)), rounds):
+        for way in order:
+            if way not in alive:
+                continue
+            try:
+                answers[way].append(alive[way].ask({"calls": calls}))
+            except WorkerError as error:
+                _lose(sides, way, error)
+                answers[way] = []
+                del alive[way]
+    return answers
+
+
+def _lose(sides: Sides, way: str, error: WorkerError) -> None:
+    say(f"{way} FAILED: {error}")
+    sides.lost += 1
 
 
 def sides_table(sides: Sides, *, by_block: bool = False) -> list[str]:
@@ -129,13 +152,13 @@ def sides_table(sides: Sides, *, by_block: bool = False) -> list[str]:
     rows = []
     for way in sides.ways:
         against = sides.ratio("regional", way)
-        processor = [statistics.median(rounds) for rounds in sides.cpu_seconds.get(way, [])]
+        processor = [statistics.median(rounds) for rounds in sides.cpu_seconds.get(way, []) if rounds]
         row = [
             way,
             shown(sides.medians(way), "{:.2f} ms", 1e3),
             shown(processor, "{:.2f} ms", 1e3),
             "-" if against is None else f"{against:.3f}",
-            _graphs(way, sides.graphs.get(way)),
+            str(sides.graphs.get(way, "-")),
             f"{sides.differences[way]:.1e}" if way in sides.differences else "-",
         ]
         if by_block:
@@ -143,13 +166,6 @@ def sides_table(sides: Sides, *, by_block: bool = False) -> list[str]:
         rows.append(row)
     lines = [table(head, rows), *(f"{way} failed: {why}" for way, why in sides.failures.items())]
     return [*lines, f"{sides.lost} process(es) failed"] if sides.lost else lines
-
-
-def _graphs(way: str, count: int | None) -> str:
-    """Dynamo keeps compiled code by code object: of two ways that compile the same blocks, the later makes none."""
-    if count is None:
-        return "-"
-    return "shared" if count == 0 and way != "eager" else str(count)
 
 
 # -- each start in a process of its own --------------------------------------------------------------------------------
@@ -269,7 +285,7 @@ def _time_by_turns(bench: Bench, alive: dict[Start, Worker], figures: dict[Start
         first = turn % len(due) if due else 0
         for start in due[first:] + due[:first]:
             try:
-                seconds = alive[start].time_round(0.05 if bench.quick else 1.0)
+                seconds = alive[start].ask({"round": 0.05 if bench.quick else 1.0})["seconds"]
             except WorkerError as error:
                 say(f" {start.label} FAILED: {error}")
                 alive.pop(start).stop()

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.benchmarks import workers
 from tests.benchmarks.measuring import (
@@ -60,7 +66,7 @@ def _read_from_disk(bench: Bench) -> None:
 
 
 def steady(bench: Bench) -> Result:
-    """SmolLM2 and MiniLM, 1x128 tokens, a forward and a training step: later calls, by turns in one process.
+    """SmolLM2 and MiniLM, 1x128 tokens, a forward and a training step: later calls, by turns, each way in a process.
 
     A training step is forward, loss and backward, with the model in training mode and no optimizer. What
     regional is held against is full or accelerate, whichever is faster.
@@ -103,12 +109,12 @@ def depth(bench: Bench) -> Result:
 def dispatch(bench: Bench) -> Result:
     """What a block costs beside its kernels: 24 Llama blocks, 32 wide, 8 tokens, one thread, no gradient.
 
-    All ways are called by turns in one process, a few calls each, many times; three processes.
+    All ways are called by turns, a few calls each, many times; each in a process of its own, three sets of them.
     """
     sides = side_by_side(
         bench,
         "small-llama",
-        ["eager", "regional", "full", "blocks"],
+        ["eager", "regional", "regional-entry", "full", "blocks"],
         layers=4 if bench.quick else 24,
         threads=1,
         rounds=100,
@@ -129,20 +135,29 @@ def dispatch(bench: Bench) -> Result:
 def instrumentation(bench: Bench) -> Result:
     """SmolLM2, one forward: what watching the compiler costs, against ``block.compile()`` on the same blocks.
 
-    Steady: by turns in one process, plain ``block.compile()`` twice, so that its two lines tell how far two
-    measurements of the same lie apart. Cold: after start-up, in processes of their own.
+    Steady: regional as it is, which calls compiled code directly and so may be quicker than ``block.compile()``
+    although it watches; and ``regional-entry``, without that, of which watching alone makes the difference. Plain
+    ``block.compile()`` is there twice: its two lines tell how far two processes that do the same lie apart, and what is
+    judged is the mean of the ratios to both. Cold: after start-up, in processes of their own.
     """
     subject = "tiny-llama" if bench.quick else "smollm2"
-    sides = side_by_side(bench, subject, ["regional", "blocks", "blocks#2"], rounds=30)
+    sides = side_by_side(bench, subject, ["regional", "regional-entry", "blocks", "blocks#2"], rounds=30)
     ours, plain = Start("regional", "started"), Start("blocks", "started")
     _read_from_disk(bench)
     figures = apart(bench, subject, [ours, plain], repeats=5)
     bench.measured["instrumentation"] = {"steady": vars(sides), "cold": as_json(figures)}
     text = "instrumentation, regional : plain block.compile()"
+
+    def against_both(way: str) -> float | None:
+        ratios = [sides.ratio(way, other) for other in ("blocks", "blocks#2")]
+        known = [value for value in ratios if value is not None]
+        return statistics.fmean(known) if len(known) == len(ratios) else None
+
     return Result(
         [f"{subject}, forward", *sides_table(sides), "", *apart_table(figures)],
         [
-            Check(f"{text}, steady", sides.ratio("regional", "blocks"), 1.01),
+            Check(f"{text}, steady", against_both("regional"), 1.01),
+            Check(f"{text}, steady, both by the compiler's entry", against_both("regional-entry"), 1.01),
             Check(f"{text}, cold", ratio(figures[ours].cold, figures[plain].cold), 1.03),
         ],
     )
@@ -167,6 +182,34 @@ def memory(bench: Bench) -> Result:
     return Result(
         [f"{subject}, forward", table(["way, situation", "model loaded", "at peak"], rows)],
         [Check("memory at peak, regional : full", value, 1.0)],
+    )
+
+
+def repeats(bench: Bench) -> Result:
+    """SmolLM2, one forward: does the package's own comparison, made five times over, say the same each time?
+
+    Judged are its verdicts and the medians as parts of eager's in the same rounds. How far the seconds themselves lie
+    apart is told; in that is what the machine did between one repeat and the next.
+    """
+    subject, number = ("tiny-llama", 2) if bench.quick else ("smollm2", 5)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "repeats.json"
+        command = [sys.executable, "tests/benchmarks/repeats.py", "--model", subject, "--out", str(out)]
+        command += ["--repeats", str(number), *(["--backend", bench.backend] if bench.backend else [])]
+        done = subprocess.run(
+            command, cwd=workers.ROOT, stdout=subprocess.PIPE, text=True, timeout=bench.timeout, check=False
+        )
+        found = json.loads(out.read_text()) if out.exists() else []
+    bench.measured["repeats"] = found
+    differing = sum(not one["same_verdict"] for one in found)
+    apart_by = [one["ratio_off"] for one in found]
+    measured = bool(found) and None not in apart_by
+    return Result(
+        [f"{subject}, {number} times the same comparison", done.stdout.rstrip()],
+        [
+            Check("strategies of which repeated comparisons give different verdicts", differing if found else None, 0),
+            Check("repeats, medians in parts of eager's, the farthest off", max(apart_by) if measured else None, 0.05),
+        ],
     )
 
 
@@ -233,11 +276,12 @@ class Part:
 
 PARTS = {
     "cold": Part(cold, 15, "SmolLM2's first forward: with start-up ahead, and with nothing ahead"),
-    "steady": Part(steady, 25, "later calls of SmolLM2 and MiniLM, forward and training step"),
+    "steady": Part(steady, 40, "later calls of SmolLM2 and MiniLM, forward and training step"),
     "depth": Part(depth, 4, "cold start of 48 layers beside 12"),
-    "dispatch": Part(dispatch, 5, "what a block costs beside its kernels, against plain block.compile() and full"),
-    "instrumentation": Part(instrumentation, 7, "what watching the compiler costs"),
+    "dispatch": Part(dispatch, 3, "what a block costs beside its kernels, against plain block.compile() and full"),
+    "instrumentation": Part(instrumentation, 14, "what watching the compiler costs"),
     "memory": Part(memory, 5, "the most memory held; nothing more to do where cold ran before"),
+    "repeats": Part(repeats, 6, "five repeats of the package's own comparison: the same verdicts and medians?"),
     "peers": Part(peers, 8, "a model of diffusers beside diffusers' own regional compilation; not judged"),
     "generate": Part(generate, 6, "text generation with the KV cache; not among the judged, run by name only"),
 }

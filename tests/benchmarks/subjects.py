@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: Ways of compiling, in the order in which they are told. ``eager`` is the model as it is.
-WAYS = ("eager", "regional", "full", "hierarchical", "accelerate", "diffusers", "blocks")
+#: Ways of compiling, in the order in which they are told. ``eager`` is the model as it is; ``regional-entry`` is
+#: ``regional`` without its direct call of compiled code, so that what is left of a difference is what watching costs.
+WAYS = ("eager", "regional", "regional-entry", "full", "hierarchical", "accelerate", "diffusers", "blocks")
 #: ``forward``: one forward, no gradient, no KV cache. ``train``: forward, loss and backward; no optimizer, whose work
 #: is the same for all. ``generate``: tokens with the KV cache.
 TASKS = ("forward", "train", "generate")
@@ -43,16 +44,7 @@ def load(name: str, task: str, layers: int | None = None) -> Subject:
     as many layers as asked for. ``small-llama`` is 32 wide, with 8 tokens. ``tiny-llama``, ``tiny-bert`` and ``flux``
     are those of the tests.
     """
-    makers: dict[str, Callable[[int | None], tuple[Any, dict[str, Any], list[str]]]] = {
-        "smollm2": _smollm2,
-        "minilm": _minilm,
-        "wide-llama": _wide_llama,
-        "small-llama": _small_llama,
-        "tiny-llama": _tiny_llama,
-        "tiny-bert": _tiny_bert,
-        "flux": _flux,
-    }
-    model, inputs, blocks = makers[name](layers)
+    model, inputs, blocks = MODELS[name](layers)
     if task == "generate":
         return Subject(model, _generation(inputs), blocks)
     if task == "train":
@@ -78,6 +70,10 @@ def compiled(way: str, model: Any, blocks: Sequence[Any], backend: str | None = 
             import nbcompile
 
             return nbcompile.compile_regions(model, **settings)
+        case "regional-entry":
+            import nbcompile
+
+            return _by_the_entry(nbcompile.compile_regions(model, **settings))
         case "hierarchical":
             import nbcompile
 
@@ -97,6 +93,23 @@ def compiled(way: str, model: Any, blocks: Sequence[Any], backend: str | None = 
             return model
         case _:
             raise ValueError(f"there is no way of compiling {way!r}; those that exist: {', '.join(WAYS)}")
+
+
+def _by_the_entry(model: Any) -> Callable[..., Any]:
+    """A regionally compiled model that goes through the compiler's own entry at each call of a block, as others do.
+
+    Whether a variant has a direct way is settled when it is made, which is in a call.
+    """
+    from nbcompile import fastpath
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        usable, fastpath.usable = fastpath.usable, lambda mode, options: False
+        try:
+            return model(*args, **kwargs)
+        finally:
+            fastpath.usable = usable
+
+    return call
 
 
 # -- the models --------------------------------------------------------------------------------------------------------
@@ -168,6 +181,17 @@ def _flux(layers: int | None) -> tuple[Any, dict[str, Any], list[str]]:
     from tests import models
 
     return *models.flux(layers or 8), ["transformer_blocks", "single_transformer_blocks"]
+
+
+MODELS: dict[str, Callable[[int | None], tuple[Any, dict[str, Any], list[str]]]] = {
+    "smollm2": _smollm2,
+    "minilm": _minilm,
+    "wide-llama": _wide_llama,
+    "small-llama": _small_llama,
+    "tiny-llama": _tiny_llama,
+    "tiny-bert": _tiny_bert,
+    "flux": _flux,
+}
 
 
 # -- the steps ---------------------------------------------------------------------------------------------------------

@@ -36,7 +36,8 @@ from nbcompile.progress import Progress  # noqa: E402
 from nbcompile.regions import plan_regions  # noqa: E402
 from nbcompile.report import Report, Trial  # noqa: E402
 from nbcompile.space import default_space, settings_of  # noqa: E402
-from tests.benchmarks.bench import MODELS, load_model, say  # noqa: E402
+from tests.benchmarks import subjects  # noqa: E402
+from tests.benchmarks.measuring import say  # noqa: E402
 
 CALLS = (10, 1_000, 100_000)
 LIMIT = 1.05
@@ -85,16 +86,17 @@ def judge(report: Report, trials: dict[str, Trial]) -> list[tuple[int, str, str,
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", choices=MODELS, default=MODELS[0])
+    parser.add_argument("--model", choices=tuple(subjects.MODELS), default="smollm2")
     parser.add_argument("--budget", type=float, default=180.0, help="seconds of the tuning (default 180)")
     parser.add_argument("--rounds", type=int, default=12, help="interleaved rounds of the search (default 12)")
     parser.add_argument("--round-seconds", type=float, default=1.5, help="length of a round (default 1.5)")
     parser.add_argument("--out", type=Path, help="write the tuning's report and the search's figures here, as JSON")
     arguments = parser.parse_args()
-    model, call = load_model(arguments.model, None, "forward")
+    subject = subjects.load(arguments.model, "forward")
+    model = subject.model
 
     def step() -> Any:
-        return call(model)
+        return subject.call(model)
 
     with torch.no_grad():
         begin = time.perf_counter()

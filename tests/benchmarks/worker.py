@@ -1,6 +1,6 @@
 """A process of the benchmark: ``python -m tests.benchmarks.worker JOB``; the job and the answers are JSON.
 
-There are two kinds of job, see :func:`alone` and :func:`side_by_side`. Torch is imported only after what a job wants
+There are two kinds of job, see :func:`alone` and :func:`one_way`. Torch is imported only after what a job wants
 done before.
 """
 
@@ -67,12 +67,11 @@ def alone(job: dict[str, Any], tell: Tell) -> None:
             tell({"seconds": seconds})
 
 
-def side_by_side(job: dict[str, Any], tell: Tell) -> None:
-    """Compile one model in several ways and time them by turns, in one process and on the same weights.
+def one_way(job: dict[str, Any], tell: Tell) -> None:
+    """Compile one model in one way and warm it up; then time as many calls as each line of input asks for.
 
-    Each way has modules of its own. A round is some calls of each way, in another order each round; the answer holds
-    for each way the seconds of a call by round, so that ratios can be taken within a round. Dynamo keeps compiled code
-    by code object, so accelerate, diffusers and plain ``block.compile()`` find what one of them has compiled before.
+    A process has one way: Dynamo keeps compiled code and what it has learnt by code object, so ways that compile the
+    same blocks would find, and pay for, what one of them has compiled before.
     """
     import torch
 
@@ -80,50 +79,37 @@ def side_by_side(job: dict[str, Any], tell: Tell) -> None:
         torch.set_num_threads(job["threads"])
     torch.manual_seed(0)
     subject = subjects.load(job["subject"], job["task"], job.get("layers"))
-    steps: dict[str, Callable[[], Any]] = {}
-    answer: dict[str, Any] = {"graphs": {}, "differences": {}, "failures": {}, "blocks": 0}
+    blocks = subject.block_modules(subject.model)
     with torch.set_grad_enabled(subject.training):
         expected = subject.call(subject.model)
-        for way in job["ways"]:
-            model = subject.twin()
-            blocks = subject.block_modules(model)
-            answer["blocks"] = len(blocks)
-            before = graph_count()
-            try:
-                compiled = subjects.compiled(way, model, blocks, job.get("backend"))
-                steps[way] = step = lambda compiled=compiled: subject.call(compiled)
-                answer["differences"][way] = (step() - expected).abs().max().item()
-                for _ in range(job["warm_up_calls"]):
-                    step()
-            except Exception as error:  # one way that fails leaves the others to be measured
-                answer["failures"][way] = f"{type(error).__name__}: {error}"[:500]
-                steps.pop(way, None)
-            answer["graphs"][way] = graph_count() - before
-        tell({"compiled": list(steps)})
-        answer["seconds"], answer["cpu_seconds"] = _by_turns(steps, job["rounds"], job["round_seconds"])
-    tell(answer)
-
-
-def _by_turns(
-    steps: dict[str, Callable[[], Any]], rounds: int, seconds: float
-) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Wall and processor seconds of a call by way and round; all ways make the same number of calls in a round."""
-    timers = {way: _timer(step) for way, step in steps.items()}
-    slowest = max((timer.timeit(3).mean for timer in timers.values()), default=1.0)
-    calls = max(1, round(seconds / slowest))
-    wall: dict[str, list[float]] = {way: [] for way in steps}
-    processor: dict[str, list[float]] = {way: [] for way in steps}
-    order = list(steps)
-    for turn in range(rounds):
-        gc.collect()  # the timer switches the collector off: what one way left is not for the next to clear
-        first = turn % len(order) if order else 0
-        for way in order[first:] + order[:first]:
-            before = time.process_time()
-            taken = timers[way].timeit(calls)
+        before = graph_count()
+        try:
+            compiled = subjects.compiled(job["way"], subject.model, blocks, job.get("backend"))
+            difference = (subject.call(compiled) - expected).abs().max().item()
+            for _ in range(job["warm_up_calls"]):
+                subject.call(compiled)
+        except Exception as error:
+            tell({"failure": f"{type(error).__name__}: {error}"[:500]})
+            return
+        timer = _timer(lambda: subject.call(compiled))
+        tell(
+            {
+                "blocks": len(blocks),
+                "difference": difference,
+                "graphs": graph_count() - before,
+                "seconds": timer.timeit(3).mean,
+            }
+        )
+        gc.collect()
+        gc.freeze()  # or each collection would look through all of torch, for longer than a round takes
+        for line in sys.stdin:
+            calls = json.loads(line)["calls"]
+            gc.collect()  # the timer switches the collector off: what one round left is not for the next to clear
+            processor = time.process_time()
+            taken = timer.timeit(calls)
             # the timer makes a few calls before it looks at the clock
-            processor[way].append((time.process_time() - before) / (calls + max(calls // 100, 2)))
-            wall[way].append(taken.mean)
-    return wall, processor
+            processor = (time.process_time() - processor) / (calls + max(calls // 100, 2))
+            tell({"seconds": taken.mean, "cpu_seconds": processor})
 
 
 def _timer(step: Callable[[], Any]) -> Any:
@@ -210,7 +196,7 @@ def main() -> None:
         answers.flush()
 
     job = json.loads(sys.argv[1])
-    {"alone": alone, "side by side": side_by_side}[job["kind"]](job, tell)
+    {"alone": alone, "one way": one_way}[job["kind"]](job, tell)
 
 
 if __name__ == "__main__":

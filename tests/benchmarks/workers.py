@@ -91,15 +91,15 @@ class Worker:
         assert isinstance(answer, dict)
         return answer
 
-    def time_round(self, seconds: float) -> float:
-        """Seconds for one call, the mean of one round."""
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a line of input."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps({"round": seconds}) + "\n")
+            self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
         except OSError:
             pass  # it has died: receive() says how
-        return float(self.receive()["seconds"])
+        return self.receive()
 
     def stop(self) -> None:
         """End the process; twice does no harm."""
