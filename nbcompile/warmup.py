@@ -131,11 +131,10 @@ def warm_up(*, wait: bool = False) -> WarmUp:
     folder = cache_folder()
     if _latest is None or _latest.folder != folder or _latest.state == "failed":
         _latest = _begin(folder)
-    if wait:
-        if _latest.wait() != "failed" and "torch" in sys.modules:
-            from . import startup
+    if wait and _latest.wait() != "failed" and "torch" in sys.modules:
+        from . import startup
 
-            startup.ahead().finish()
+        startup.ahead().finish()
     return _latest
 
 

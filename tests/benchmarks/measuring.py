@@ -171,7 +171,12 @@ def sides_table(sides: Sides, *, by_block: bool = False) -> list[str]:
 # -- each start in a process of its own --------------------------------------------------------------------------------
 
 #: What was done before the clock started, and how it is told; :func:`tests.benchmarks.worker.alone` does it.
-SITUATIONS = {"ahead": "after %load_ext", "started": "after start-up", "nothing": "nothing ahead"}
+SITUATIONS = {
+    "ahead": "after %load_ext",
+    "run all": "after %load_ext, run all",
+    "started": "after start-up",
+    "nothing": "nothing ahead",
+}
 
 
 @dataclass(frozen=True)

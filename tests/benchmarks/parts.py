@@ -36,6 +36,7 @@ def cold(bench: Bench) -> Result:
     ours_unprepared, accelerate = Start("regional", "nothing"), Start("accelerate", "nothing")
     starts = [ours, full, ours_unprepared, accelerate]
     starts += [Start(way, "nothing", once=True) for way in ("blocks", "full")]
+    starts += [Start(way, "run all", once=True) for way in ("regional", "full")]
     if workers.knows_hierarchical():
         starts.append(Start("hierarchical", "ahead", once=True))
     _read_from_disk(bench)

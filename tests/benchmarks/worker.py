@@ -27,15 +27,17 @@ def alone(job: dict[str, Any], tell: Tell) -> None:
     was done before that:
 
     - ``nothing``: nothing that concerns the compiler.
-    - ``ahead``: the first thing in the process was ``nbcompile.warm_up()``, as ``%load_ext nbcompile`` does it; nobody
-      waits for it.
+    - ``ahead``: the first thing in the process was ``nbcompile.warm_up()``, as ``%load_ext nbcompile`` does it, and
+      after loading came a moment in which no cell runs, as when a user runs cell by cell: by then the start-up's
+      process has ended, and this process has done its own part.
+    - ``run all``: the same without such a moment; nobody waits for anything.
     - ``started``: a trivial function was compiled in this process, so that what a process pays once is not in it.
 
     nbcompile's own import is within the clock unless the situation is ``ahead``; accelerate's and diffusers' are not,
     because loading the model has imported them already.
     """
     ahead = None
-    if job["situation"] == "ahead":
+    if job["situation"] in ("ahead", "run all"):
         import nbcompile
 
         ahead = nbcompile.warm_up()
@@ -47,6 +49,8 @@ def alone(job: dict[str, Any], tell: Tell) -> None:
         expected = subject.call(subject.model)
         if job["situation"] == "started":
             _trivial(job.get("backend"))
+        if job["situation"] == "ahead":
+            nbcompile.warm_up(wait=True)
         gc.collect()
         new_peak()
         way = job["way"]
