@@ -27,6 +27,7 @@ from .errors import CompilationError, CompilationWarning
 from .integrations import layer_index
 from .interrupts import delivered_safely
 from .methods import Methods
+from .nested import REMEDY, Nested
 from .plugin import Backend, TorchDynamoPlugin, backend_name
 from .regions import structure
 
@@ -179,7 +180,8 @@ class Variant:
         self.failure = explain.failure(error)
         group = self.group()
         if group is not None:
-            group.warn(f"could not be compiled and runs eager: {explain.failure_line(error)}")
+            remedy = "" if group.nested is None else f". {REMEDY}"
+            group.warn(f"could not be compiled and runs eager: {explain.failure_line(error)}{remedy}")
 
 
 class Group:
@@ -197,6 +199,7 @@ class Group:
         self.latest = 0  # the place among the regions of the block that was called last
         self.fitted: fastpath.FastPath | None = None  # the path all of whose guards held for a block of this step
         self.notes: dict[str, None] = {}
+        self.nested: Nested | None = None  # marked blocks inside a whole model
         self._warned: set[str] = set()
 
     @functools.cached_property
@@ -291,6 +294,9 @@ class _Backend:
         waited = startup.wait()
         if variant is not None:
             events.claim(variant, call.block, waited)
+            group = variant.group()
+            if group is not None and group.nested is not None:
+                group.nested.saw(graph)
             if call.breaks == events.breaks_seen():  # behind a graph break inputs are no longer the block's
                 variant.dynamic = explain.dynamic_inputs(graph)
         try:

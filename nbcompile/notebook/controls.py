@@ -412,7 +412,7 @@ class Panel:
         if action == "compile":
             if self.step is None or self.report is None:
                 return PREPARED
-            taken = sum(part.compile_seconds for part in self.report.groups)
+            taken = sum(part.compile_seconds or 0.0 for part in self.report.groups)  # None: part of another's
             taken += sum(part.compile_seconds for part in self.report.rest)
             return f"Compiled in {seconds(taken)}. {_BELOW}"
         done = "Compared" if action == "compare" else "Tuned"
