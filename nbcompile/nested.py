@@ -203,7 +203,12 @@ def _marked(name: str, blocks: int) -> Callable[..., Any]:
     known = inspect.signature(torch.compiler.nested_compile_region).parameters
     more: dict[str, Any] = {limit: max(8, blocks)} if limit in known else {}
     marked: Callable[..., Any] = torch.compiler.nested_compile_region(function, **more)
-    return marked
+
+    # The marked function itself must not be the method: torch 2.13 then takes the first block's weights for all blocks.
+    def forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return marked(block, *args, **kwargs)
+
+    return forward
 
 
 def _nested_regions(graph: torch.fx.GraphModule) -> Iterator[tuple[list[str], str]]:
