@@ -246,7 +246,9 @@ def compile_model(
             "compile_regions compiles block by block"
         )
     if regions is not None and strategy != "hierarchical":
-        raise UsageError("regions=... names the blocks for strategy='hierarchical'; the strategy 'full' knows no blocks")
+        raise UsageError(
+            "regions=... names the blocks for strategy='hierarchical'; the strategy 'full' knows no blocks"
+        )
     settings = _settings(plugin, fullgraph, dynamic, backend, mode, options, disable)
     plan = plan_nested(model, regions=regions) if strategy == "hierarchical" else None
     _refuse_offloaded(model, [""])

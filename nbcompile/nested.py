@@ -165,8 +165,10 @@ def _forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
     # The class is asked at each trace: a notebook may have given it another forward since.
     result = type(block).forward(block, *args, **kwargs)
     if not torch.compiler.is_compiling():
-        return result
-    return _apart(result, _tensors((args, kwargs)))
+        return result, None
+    # The None is there so that torch 2.13 traces each block, and finds the equal ones by their graphs. Otherwise it
+    # takes over the first block's trace without looking, and with it, for some models, the first block's weights.
+    return _apart(result, _tensors((args, kwargs))), None
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -204,9 +206,8 @@ def _marked(name: str, blocks: int) -> Callable[..., Any]:
     more: dict[str, Any] = {limit: max(8, blocks)} if limit in known else {}
     marked: Callable[..., Any] = torch.compiler.nested_compile_region(function, **more)
 
-    # The marked function itself must not be the method: torch 2.13 then takes the first block's weights for all blocks.
     def forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return marked(block, *args, **kwargs)
+        return marked(block, *args, **kwargs)[0]
 
     return forward
 
