@@ -306,6 +306,8 @@ class _Registrations:
         self._watched.update(block.modules())
 
     def _note(self, module: nn.Module, name: str, part: nn.Module | None) -> None:
+        if torch.compiler.is_compiling():  # code that makes modules is traced: a guard on each watched module, or worse
+            return
         if self._watched is not None and module in self._watched:  # libraries make modules at every step, elsewhere
             self.count += 1
 

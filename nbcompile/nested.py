@@ -5,14 +5,20 @@ block's ``forward`` on the block itself before it looks in its class; so for the
 block has a marked ``forward`` of its own. It is there at each call, not only where something is compiled: the compiler
 guards on it. Putting it on and off takes about a microsecond for two dozen blocks. Between calls nothing is to be seen.
 
+Which blocks are equal is decided here. torch decides it among blocks that were marked with the same code, and gets it
+wrong (2.11 and 2.13): ``gelu(x)`` and ``gelu(x, approximate="tanh")`` are the same to it, as it compares arguments only
+as far as both have some; and 2.13 takes over the first block's trace without looking, and with it, for some models, the
+first block's weights. So each block is marked with code of its own, which torch holds for different from all others;
+each is traced, and equal graphs are made one before the backend gets them: :meth:`Nested.share`.
+
 The compiler does not take a marked function that returns what it was given; such an output is copied, see
-:func:`_marked`.
+:func:`_apart`.
 """
 
 from __future__ import annotations
 
-import inspect
 import itertools
+import operator
 import threading
 import types
 import weakref
@@ -37,6 +43,7 @@ class Container:
 
     Attributes:
         blocks: by path, without keeping them alive.
+        marks: for each path its marked forward.
         ran_as: for each path that the compiler has met as a nested region, which of the compiled blocks it shares.
     """
 
@@ -44,7 +51,7 @@ class Container:
     class_name: str
     reason: str
     blocks: dict[str, weakref.ref[nn.Module]]
-    mark: Callable[..., Any]
+    marks: dict[str, Callable[..., Any]]
     ran_as: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 
@@ -69,8 +76,8 @@ class Nested:
             own += [path for path, block in blocks.items() if "forward" in vars(block)]
             marked = {path: weakref.ref(block) for path, block in blocks.items() if "forward" not in vars(block)}
             if marked:
-                mark = _marked(group.class_name, len(marked))
-                self.containers.append(Container(group.path, group.class_name, group.reason, marked, mark))
+                marks = {path: _marked(group.class_name) for path in marked}
+                self.containers.append(Container(group.path, group.class_name, group.reason, marked, marks))
         if own:
             which = own[0] if len(own) == 1 else f"{own[0]} and {len(own) - 1} more"
             self.notes.append(
@@ -86,9 +93,9 @@ class Nested:
         """A function that does what ``call`` does while the blocks of ``model`` are marked. It holds the blocks."""
         switch = _Switch(
             [
-                (block.__dict__, types.MethodType(container.mark, block))
+                (block.__dict__, types.MethodType(container.marks[path], block))
                 for container in self.containers
-                for reference in container.blocks.values()
+                for path, reference in container.blocks.items()
                 if (block := reference()) is not None
             ]
         )
@@ -105,8 +112,20 @@ class Nested:
 
         return with_marks
 
-    def saw(self, graph: torch.fx.GraphModule) -> None:
-        """Take note of which blocks a graph that is to be compiled holds as nested regions."""
+    @staticmethod
+    def compiler_settings() -> dict[str, Any]:
+        """Settings of the compiler for the time of a compile: regions that look used once are not to be dissolved.
+
+        Checked on torch 2.11, which has none such and dissolves none, and 2.13.
+        """
+        name = "inline_single_use_invoke_subgraph"
+        return {name: False} if hasattr(torch._dynamo.config, name) else {}
+
+    def share(self, graph: torch.fx.GraphModule) -> None:
+        """Make the equal ones among a graph's nested regions one, and take note of which blocks share it.
+
+        The graph is changed in place; it is one that Dynamo hands to a backend.
+        """
         places = {
             str(id(block)): (container, path)
             for container in self.containers
@@ -114,11 +133,41 @@ class Nested:
             if (block := reference()) is not None
         }
         self._graphs += 1
-        for owners, name in _nested_regions(graph):
+        first: dict[object, tuple[torch.fx.Node, Any]] = {}
+        for node in _nested_regions(graph):
+            region, identifier = node.args[0], node.args[1]
+            assert isinstance(region, torch.fx.Node)
+            inner = graph.get_submodule(str(region.target))
+            node.args = (*first.setdefault(_fingerprint(inner), (region, identifier)), *node.args[2:])
+            owners = [str(key).partition("@")[0] for key in node.meta.get("nn_module_stack") or {}]
             found = next((places[key] for key in reversed(owners) if key in places), None)
             if found is not None:
                 container, path = found
-                container.ran_as[path] = self._graphs, name
+                container.ran_as[path] = self._graphs, str(node.args[1])
+        _tidy(graph)
+
+
+def dissolve(graph: torch.fx.GraphModule) -> None:
+    """Make a graph's nested regions plain calls, for a graph that runs uncompiled: not all of them can be run as regions.
+
+    For one, a region that writes to a buffer cannot where gradients are recorded.
+    """
+    for node in list(_nested_regions(graph)):
+        region = node.args[0]
+        assert isinstance(region, torch.fx.Node)
+        with graph.graph.inserting_before(node):
+            plain = graph.graph.call_module(str(region.target), tuple(node.args[2:]))
+        node.replace_all_uses_with(plain)
+        graph.graph.erase_node(node)
+    _tidy(graph)
+
+
+def _tidy(graph: torch.fx.GraphModule) -> None:
+    for node in list(graph.graph.nodes):
+        if node.op == "get_attr" and not node.users:
+            graph.graph.erase_node(node)
+    graph.delete_all_unused_submodules()
+    graph.recompile()
 
 
 class _Switch:
@@ -166,8 +215,7 @@ def _forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
     result = type(block).forward(block, *args, **kwargs)
     if not torch.compiler.is_compiling():
         return result, None
-    # The None is there so that torch 2.13 traces each block, and finds the equal ones by their graphs. Otherwise it
-    # takes over the first block's trace without looking, and with it, for some models, the first block's weights.
+    # The None keeps torch 2.13 from using the trace of one call for another one, see the top of this file.
     return _apart(result, _tensors((args, kwargs))), None
 
 
@@ -192,19 +240,11 @@ def _apart(value: Any, known: list[torch.Tensor]) -> Any:
     return value
 
 
-def _marked(name: str, blocks: int) -> Callable[..., Any]:
-    """:func:`_forward`, marked, with a code object of its own: by that the compiler knows which blocks may share.
-
-    Args:
-        blocks: how many there are. If no two are equal, as many are compiled, and the compiler's own limit, past which
-            it fails, is lower.
-    """
+def _marked(name: str) -> Callable[..., Any]:
+    """:func:`_forward`, marked, with a code object of its own: the compiler shares nothing with other code."""
     code = _forward.__code__.replace(co_name=f"{name}_{next(_serial)}")
     function = types.FunctionType(code, _forward.__globals__, code.co_name)
-    limit = "max_reuse_entries"  # torch 2.13 has it, torch 2.11 has no limit
-    known = inspect.signature(torch.compiler.nested_compile_region).parameters
-    more: dict[str, Any] = {limit: max(8, blocks)} if limit in known else {}
-    marked: Callable[..., Any] = torch.compiler.nested_compile_region(function, **more)
+    marked: Callable[..., Any] = torch.compiler.nested_compile_region(function)
 
     def forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return marked(block, *args, **kwargs)[0]
@@ -212,13 +252,61 @@ def _marked(name: str, blocks: int) -> Callable[..., Any]:
     return forward
 
 
-def _nested_regions(graph: torch.fx.GraphModule) -> Iterator[tuple[list[str], str]]:
-    """For each nested region of a graph the ids of the modules that it lies in, outermost first, and its code's name.
+def _nested_regions(graph: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    """The nodes of a graph that call a nested region: its module and its name come before the arguments.
 
-    There is no public way to ask; checked on torch 2.13. Where it has changed, blocks are told as not nested.
+    There is no public way to ask; checked on torch 2.11 and 2.13. Where it has changed, nothing is shared, and blocks
+    are told as part of the model's own code.
     """
     operation = getattr(torch.ops.higher_order, "invoke_subgraph", None)
     for node in graph.graph.nodes:
         if node.op == "call_function" and node.target is operation:
-            owners = [str(key).partition("@")[0] for key in node.meta.get("nn_module_stack") or {}]
-            yield owners, str(getattr(node.args[0], "target", node.args[0]))
+            yield node
+
+
+def _fingerprint(graph: nn.Module) -> object:
+    """What two graphs have in common if, and only if, the same compiled code does for both.
+
+    All of what a node does is in it: its operation, each argument with its type and its place, and of each input the
+    kind of tensor. What is not known here is taken to be like nothing else: then too little is shared, never too much.
+    """
+    if not isinstance(graph, torch.fx.GraphModule):
+        return id(graph)
+    places = {node: place for place, node in enumerate(graph.graph.nodes)}
+
+    def of(value: object) -> object:
+        match value:
+            case torch.fx.Node():
+                return "node", places[value]
+            case tuple() | list():
+                return type(value), tuple(map(of, value))
+            case dict():
+                return "dict", tuple((key, of(part)) for key, part in value.items())
+            case slice():
+                return "slice", of(value.start), of(value.stop), of(value.step)
+            case torch.dtype() | torch.device() | torch.layout() | torch.memory_format():
+                return str(value)
+            case None | bool() | int() | float() | complex() | str():
+                return type(value), repr(value)  # told apart: 1 and True, 0.0 and -0.0
+        return id(value)
+
+    found: list[object] = []
+    for node in graph.graph.nodes:
+        target: object = node.target
+        if node.op == "placeholder":
+            target = _kind(node.meta.get("example_value"))
+        elif node.op == "get_attr":
+            target = _fingerprint(operator.attrgetter(str(node.target))(graph))
+        found.append((node.op, target, of(node.args), of(node.kwargs)))
+    return tuple(found)
+
+
+def _kind(value: object) -> object:
+    """What compiled code relies on of an input. Of a size that may vary it is the compiler's symbol."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return type(value), str(value)
+    if not isinstance(value, torch.Tensor) or hasattr(value, "__tensor_flatten__") or value.layout != torch.strided:
+        return id(value)
+    numbers = *value.shape, "strides", *value.stride(), "offset", value.storage_offset()
+    flags = value.requires_grad, value.is_conj(), value.is_neg(), value.is_inference()
+    return type(value), str(value.dtype), str(value.device), tuple(map(str, numbers)), flags

@@ -566,8 +566,8 @@ class _Ranked:
 def that_matter(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings in the order of :data:`AXES`, without those that change nothing for their strategy."""
     strategy = str(settings.get("strategy"))
-    idle = {"eager": ("backend", "mode", "dynamic", "rest"), "full": ("rest",)}.get(strategy, ())
-    return {axis: settings[axis] for axis in AXES if axis in settings and axis not in idle}
+    idle = {"eager": ("backend", "mode", "dynamic", "rest"), "full": ("rest",), "hierarchical": ("rest",)}
+    return {axis: settings[axis] for axis in AXES if axis in settings and axis not in idle.get(strategy, ())}
 
 
 def _check_trial(trial: Trial, where: str) -> None:

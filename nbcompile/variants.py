@@ -27,7 +27,7 @@ from .errors import CompilationError, CompilationWarning
 from .integrations import layer_index
 from .interrupts import delivered_safely
 from .methods import Methods
-from .nested import REMEDY, Nested
+from .nested import REMEDY, Nested, dissolve
 from .plugin import Backend, TorchDynamoPlugin, backend_name
 from .regions import structure
 
@@ -160,9 +160,11 @@ class Variant:
 
     def call(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call :attr:`function`. What is compiled by that is spared a note to the profiler at each call."""
-        if self._fast_paths is None or self.log.breaks:  # the compiler's own way each time, and this costs, too
+        group = self.group()
+        more = group.nested.compiler_settings() if group is not None and group.nested is not None else {}
+        if not more and (self._fast_paths is None or self.log.breaks):  # its own way each time, and this costs, too
             return self.function(block, args, kwargs)
-        with torch._dynamo.config.patch(record_runtime_overhead=False):
+        with torch._dynamo.config.patch({"record_runtime_overhead": False, **more}):
             return self.function(block, args, kwargs)
 
     def fast_path(self, arguments: dict[str, Any]) -> fastpath.FastPath | None:
@@ -296,7 +298,7 @@ class _Backend:
             events.claim(variant, call.block, waited)
             group = variant.group()
             if group is not None and group.nested is not None:
-                group.nested.saw(graph)
+                group.nested.share(graph)
             if call.breaks == events.breaks_seen():  # behind a graph break inputs are no longer the block's
                 variant.dynamic = explain.dynamic_inputs(graph)
         try:
@@ -309,6 +311,7 @@ class _Backend:
             if self._fullgraph or variant is None:
                 raise
             variant.note_failure(error)
+            dissolve(graph)
             return _uncompiled(graph.forward)
 
     def __eq__(self, other: object) -> bool:
