@@ -99,7 +99,8 @@ class Nested:
                 if (block := reference()) is not None
             ]
         )
-        is_compiling, is_tracing = torch.compiler.is_compiling, torch.jit.is_tracing
+        is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+        is_tracing: Callable[[], bool] = torch.jit.is_tracing
 
         def with_marks(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or is_tracing():  # someone compiles or traces the model around us: be invisible
@@ -148,9 +149,9 @@ class Nested:
 
 
 def dissolve(graph: torch.fx.GraphModule) -> None:
-    """Make a graph's nested regions plain calls, for a graph that runs uncompiled: not all of them can be run as regions.
+    """Make a graph's nested regions plain calls, for a graph that runs uncompiled.
 
-    For one, a region that writes to a buffer cannot where gradients are recorded.
+    A region that writes to a buffer, for one, cannot be run as a region where gradients are recorded.
     """
     for node in list(_nested_regions(graph)):
         region = node.args[0]
