@@ -263,8 +263,9 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
             _call.leave(outer)
         return result if put_back is None else put_back(result)
 
-    border.region, border.before = region, before  # type: ignore[attr-defined]
-    return border
+    entry: Any = border if group.nested is None else group.nested.around(block, border)
+    entry.region, entry.before = region, before
+    return entry  # type: ignore[no-any-return]
 
 
 def region_of(slot: Any) -> Region | None:

@@ -23,7 +23,8 @@ from .progress import Progress, watched
 from .regions import check_model, class_name, plan_regions
 from .report import Report, Strategy
 
-STRATEGIES = ("eager", "regional", "full")
+STRATEGIES = ("eager", "regional", "full", "hierarchical")
+_USUAL = ("eager", "regional", "full")
 CHECKS = ("regions",)
 
 _COMPETES = "other processes, or more threads than there are cores; nbcompile doctor names what competes"
@@ -32,7 +33,7 @@ _COMPETES = "other processes, or more threads than there are cores; nbcompile do
 def compare(
     model: nn.Module,
     step: Callable[[], Any],
-    strategies: Sequence[str] = STRATEGIES,
+    strategies: Sequence[str] = _USUAL,
     *,
     fullgraph: bool | None = None,
     dynamic: bool | None = None,
@@ -53,7 +54,8 @@ def compare(
     Args:
         model: the model; what was compiled for it before is there again afterwards.
         step: runs the model once, as in ``lambda: model(**batch)``; what it returns is compared with eager's.
-        strategies: any of ``"eager"``, ``"regional"``, ``"full"``, in the order in which they are measured.
+        strategies: any of ``"eager"``, ``"regional"``, ``"full"``, ``"hierarchical"``, in the order in which they are
+            measured.
         rounds: timed rounds for the steady state, interleaved over the strategies; by default 24, and up to 48 while
             they do not decide whether a strategy is faster than eager, level with it or slower; fewer of calls that
             take long, but eight at least.
@@ -76,6 +78,8 @@ def compare(
     if plugin is None:
         plugin = TorchDynamoPlugin(backend=backend, mode=mode, fullgraph=fullgraph, dynamic=dynamic, options=options)
     plans = {"regional": plan_regions(model, rest=rest, regions=regions)} if "regional" in strategies else {}
+    if "hierarchical" in strategies:
+        plans["hierarchical"] = compiler.plan_nested(model, regions=regions)
     with watched(progress, "compare") as tell, put_back(model) as outcome:
         comparison = Measurement(model, step, tell)
         comparison.reference()
@@ -399,7 +403,7 @@ def _cold_note(use: cores.Use) -> list[str]:
 def _report(comparison: Measurement, strategies: Sequence[str], plugin: TorchDynamoPlugin) -> Report:
     """Everything measured, with the regional compilation's groups if there is one."""
     compilations = comparison.compilations
-    shown = next((name for name in ("regional", "full") if name in compilations), None)
+    shown = next((name for name in ("regional", "full", "hierarchical") if name in compilations), None)
     if shown is not None:
         with comparison.under(shown)():
             result = compilations[shown].report()

@@ -25,8 +25,9 @@ from torch import nn
 
 from . import describe, events, startup
 from .border import Region, is_passage, make_border, make_passage, region_of
-from .errors import UsageError
+from .errors import NoRepeatedBlocksError, UsageError
 from .graphs import Replays, check_setting
+from .nested import Nested, check_available, plan_problem
 from .plugin import Backend, TorchDynamoPlugin
 from .regions import RegionPlan, check_model, class_name, plan_regions
 from .report import Report, Strategy
@@ -34,6 +35,8 @@ from .variants import Group, all_variants, call
 
 #: The attribute of a module in which it looks for its compiled call.
 SLOT = "_compiled_call_impl"
+#: The ways in which :func:`compile_model` compiles.
+WHOLE_MODEL_STRATEGIES = ("full", "hierarchical")
 _compilations: dict[int, Compilation] = {}
 #: The latest tuning of a model, finished or stopped, until the model is restored.
 _tunings: dict[int, tuple[weakref.ref[nn.Module], Report]] = {}
@@ -59,10 +62,13 @@ class Compilation:
         self.plugin = plugin
         self.strategy = strategy
         self.rest = rest
+        self.nested = Nested(model, plan) if plan is not None and strategy == "hierarchical" else None
+        if self.nested is not None:  # the whole model is one region; the plan says which blocks are marked inside it
+            plan = None
         self.plan = plan
         self.replays = Replays(lambda: [region for _, region in self.regions()]) if cuda_graph else None
         self.started = time.time()
-        self.notes = describe.notes_on(model)
+        self.notes = [*describe.notes_on(model), *(self.nested.notes if self.nested is not None else ())]
         self.groups: list[Group] = []
         self.rest_groups: list[Group] = []
         self._identity = object()
@@ -71,6 +77,7 @@ class Compilation:
         self.strategies: dict[str, Strategy] = {}  # what a comparison measured that left this compilation on the model
         if plan is None:
             self._add(self.groups, "", [""])
+            self.groups[0].nested = self.nested
         else:
             for planned in plan.groups:
                 self._add(self.groups, planned.path, planned.blocks)
@@ -213,21 +220,55 @@ def compile_model(
     options: dict[str, Any] | None = None,
     disable: bool = False,
     plugin: TorchDynamoPlugin | None = None,
+    strategy: str = "full",
+    regions: Sequence[str | type[nn.Module]] | None = None,
 ) -> nn.Module:
     """Compile the whole model as one region, in place, at its first call. Keywords as in ``torch.compile``.
+
+    Args:
+        strategy: ``"full"`` compiles all of it. ``"hierarchical"`` gives the same single graph, but of the repeated
+            blocks the compiler compiles each distinct one once (``torch.compiler.nested_compile_region``); it takes
+            less time, and gives up what could be fused across the blocks' borders. A model that it does not suit (one
+            whose blocks write into a sliding KV cache, say) runs eager with a warning.
+        regions: the blocks for ``"hierarchical"``, chosen by hand; see :func:`plan_regions`.
 
     Returns:
         The same model.
 
     Raises:
-        UsageError: a backend, mode or option that does not exist here, or a model that cannot be compiled.
+        NoRepeatedBlocksError: nothing repeats in the model, and the strategy is ``"hierarchical"``.
+        UsageError: a backend, mode, option or strategy that does not exist here, or a model that cannot be compiled.
     """
     check_model(model)
+    if strategy not in WHOLE_MODEL_STRATEGIES:
+        raise UsageError(
+            f"compile_model has no strategy {strategy!r}; those that exist: {', '.join(WHOLE_MODEL_STRATEGIES)}. "
+            "compile_regions compiles block by block"
+        )
+    if regions is not None and strategy != "hierarchical":
+        raise UsageError(
+            "regions=... names the blocks for strategy='hierarchical'; the strategy 'full' knows no blocks"
+        )
     settings = _settings(plugin, fullgraph, dynamic, backend, mode, options, disable)
+    plan = plan_nested(model, regions=regions) if strategy == "hierarchical" else None
     _refuse_offloaded(model, [""])
     startup.begin(settings.backend, describe.device_of(model))
-    adopt(model, Compilation(model, settings, strategy="full", plan=None))
+    adopt(model, Compilation(model, settings, strategy=strategy, plan=plan))
     return model
+
+
+def plan_nested(model: nn.Module, *, regions: Sequence[str | type[nn.Module]] | None = None) -> RegionPlan:
+    """Which blocks hierarchical compilation marks.
+
+    Raises:
+        NoRepeatedBlocksError: nothing repeats in the model.
+        UsageError: this torch cannot mark blocks, or ``regions`` names something that does not exist.
+    """
+    check_available()
+    try:
+        return plan_regions(model, regions=regions)
+    except NoRepeatedBlocksError as error:
+        raise plan_problem(error) from None
 
 
 def restore(model: nn.Module) -> nn.Module:

@@ -16,6 +16,7 @@ from . import __version__, explain
 from .border import Region
 from .causes import Cause
 from .events import Compile
+from .nested import Nested
 from .plugin import TorchDynamoPlugin, backend_name
 from .progress import Compiling, Tally
 from .regions import class_name, structure
@@ -41,6 +42,8 @@ def report(compilation: Compilation) -> Report:
     result.groups = [
         _group(group, reasons.get(group.path, "compiled as a whole"), model) for group in compilation.groups
     ]
+    if compilation.nested is not None:
+        result.groups += _nested_groups(compilation.nested, compilation.groups[0])
     compiled_rest = {group.path: group for group in compilation.rest_groups}
     if compilation.plan is not None:
         for part in compilation.plan.rest:
@@ -200,6 +203,52 @@ def _group(group: Group, reason: str, model: nn.Module | None) -> GroupReport:
         eager_reason=_eager_reason(regions, len(added)),
         failure=next((variant.failure for variant in used if variant.failure), ""),
     )
+
+
+def _nested_groups(nested: Nested, whole: Group) -> list[GroupReport]:
+    """The blocks inside a whole model, a group a container.
+
+    They ran compiled if the model did. A block that the compiler did not take as a nested region is part of the model's
+    own code; behind a graph break it cannot be told whether that was compiled, and it counts as eager.
+    """
+    model_ran = bool(whole.regions) and all(region.compiled is True for region in whole.regions)
+    broken = any(variant.log.breaks for variant in whole.variants)
+    found = []
+    for container in nested.containers:
+        paths = [path for path, reference in container.blocks.items() if reference() is not None]
+        shared = Counter(container.ran_as[path] for path in paths if path in container.ran_as)
+        inlined = len(paths) - shared.total()
+        if not model_ran:
+            compiled, why = 0, _eager_reason(whole.regions, 0)
+        elif broken:
+            compiled, why = shared.total(), "behind a graph break, and in none of the graphs as a nested region"
+        else:
+            compiled, why = len(paths), ""
+        variants = []
+        if model_ran and shared:
+            firsts = {key: path for path, key in reversed(container.ran_as.items())}
+            variants = [
+                VariantReport("all blocks" if count == len(paths) else f"like {firsts[key]}", count, 1, None)
+                for key, count in shared.items()
+            ]
+            if inlined and not broken:
+                variants.append(VariantReport("part of the model's own code", inlined, 0, None))
+        found.append(
+            GroupReport(
+                path=container.path,
+                class_name=container.class_name,
+                instances=len(paths),
+                compiled=compiled,
+                eager=len(paths) - compiled,
+                variants=variants,
+                compile_seconds=None,
+                blocks=paths,
+                reason=f"{container.reason}; compiled inside the whole model's graph",
+                graphs=len(shared) if model_ran else 0,
+                eager_reason=why if compiled < len(paths) else "",
+            )
+        )
+    return found
 
 
 def _variant(variant: Variant, name: str, forward: Any) -> VariantReport:

@@ -10,6 +10,9 @@ from .report import AXES, Strategy, Trial
 #: How much longer a value may take than the usual one: guesses, which give way to the first ratio that is measured.
 _GUESSES = {("rest", "compile"): 1.5, ("rest", "eager"): 1.0, ("dynamic", True): 1.3}
 _AUTOTUNE = 4.0
+#: For each way to compile the whole model the phases that equal blocks go through once, as they do block by block.
+#: Kernels of equal blocks are equal, and the compiler finds them in its cache. Marked blocks are traced each.
+_UNSHARED = {"full": ("kernels",), "hierarchical": ("kernels", "inductor", "codegen")}
 
 
 def cold_seconds(settings: Mapping[str, Any], known: Sequence[Trial], blocks: Mapping[str, int]) -> float | None:
@@ -28,10 +31,10 @@ def cold_seconds(settings: Mapping[str, Any], known: Sequence[Trial], blocks: Ma
         base = nearest.figures.cold_seconds
     else:
         others = [trial for trial in measured if trial.settings.get("strategy") == "regional"]
-        if not others or settings["strategy"] != "full":
+        if not others or settings["strategy"] not in _UNSHARED:
             return None
         nearest = min(others, key=lambda trial: _distance(settings, trial.settings))
-        base = _unshared(nearest.figures, blocks)
+        base = _unshared(nearest.figures, blocks, _UNSHARED[settings["strategy"]])
     assert base is not None  # those without are left out above
     for axis, usual in AXES.items():
         ours, theirs = settings.get(axis, usual), nearest.settings.get(axis, usual)
@@ -40,16 +43,13 @@ def cold_seconds(settings: Mapping[str, Any], known: Sequence[Trial], blocks: Ma
     return base
 
 
-def _unshared(figures: Strategy, blocks: Mapping[str, int]) -> float:
-    """What a regional compile would have taken, had each block been compiled for itself.
-
-    Kernels are not compiled anew: those of equal blocks are equal, and the compiler finds them in its cache.
-    """
+def _unshared(figures: Strategy, blocks: Mapping[str, int], shared: Sequence[str]) -> float:
+    """What a regional compile would have taken, had each block gone through all phases for itself but ``shared``."""
     assert figures.cold_seconds is not None
     more = 0.0
     for region in figures.regions:
         count = blocks.get(region.path, 1)
-        once = max(0.0, region.seconds - region.phases.get("kernels", 0.0))
+        once = max(0.0, region.seconds - sum(region.phases.get(phase, 0.0) for phase in shared))
         more += once * max(0.0, count / max(1, region.graphs) - 1)
     return figures.cold_seconds + more
 

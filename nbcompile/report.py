@@ -55,14 +55,14 @@ class Variant:
         name: what sets it apart from the group's other variants, ``"all blocks"`` when it is the only one.
         instances: number of blocks that use it.
         graphs: number of graphs the compiler made for it, forward only.
-        compile_seconds: wall time spent compiling it, backward included.
+        compile_seconds: wall time spent compiling it, backward included; ``None`` where it was not measured apart.
         dynamic: sizes and numbers that its newest version takes as they come, such as ``dimension 1 of x``.
     """
 
     name: str
     instances: int
     graphs: int = 0
-    compile_seconds: float = 0.0
+    compile_seconds: float | None = 0.0
     dynamic: list[str] = field(default_factory=list)
 
 
@@ -130,7 +130,8 @@ class Group:
         class_name: the blocks' class, wrappers taken off.
         blocks: the path of every block.
         reason: why these blocks are regions.
-        compile_seconds: wall time of all compiles of this group, recompiles and backward included.
+        compile_seconds: wall time of all compiles of this group, recompiles and backward included; ``None`` where it is
+            part of the whole model's and was not measured apart.
         phases: that time split over :data:`PHASES`.
         graphs: number of forward graphs.
         eager_reason: why ``eager`` is not zero.
@@ -143,7 +144,7 @@ class Group:
     compiled: int = 0
     eager: int = 0
     variants: list[Variant] = field(default_factory=list)
-    compile_seconds: float = 0.0
+    compile_seconds: float | None = 0.0
     recompiles: list[Recompile] = field(default_factory=list)
     graph_breaks: list[GraphBreak] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
@@ -565,8 +566,8 @@ class _Ranked:
 def that_matter(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings in the order of :data:`AXES`, without those that change nothing for their strategy."""
     strategy = str(settings.get("strategy"))
-    idle = {"eager": ("backend", "mode", "dynamic", "rest"), "full": ("rest",)}.get(strategy, ())
-    return {axis: settings[axis] for axis in AXES if axis in settings and axis not in idle}
+    idle = {"eager": ("backend", "mode", "dynamic", "rest"), "full": ("rest",), "hierarchical": ("rest",)}
+    return {axis: settings[axis] for axis in AXES if axis in settings and axis not in idle.get(strategy, ())}
 
 
 def _check_trial(trial: Trial, where: str) -> None:

@@ -11,7 +11,9 @@ from .errors import UsageError
 from .plugin import TorchDynamoPlugin, backend_name
 from .report import AXES, MOST_TRIALS, that_matter
 
-STRATEGIES = ("eager", "regional", "full")
+STRATEGIES = ("eager", "regional", "full", "hierarchical")
+#: Those that are tried unless a space names others.
+USUAL = ("eager", "regional", "full")
 RESTS = ("auto", "compile", "eager")
 
 
@@ -56,7 +58,7 @@ def default_space(device: str) -> dict[str, list[Any]]:
         if not options.get("fallback_by_default") and (device == "cuda" or not options.get("triton.cudagraphs"))
     ]
     return {
-        "strategy": list(STRATEGIES),
+        "strategy": list(USUAL),
         "backend": ["inductor"],
         "mode": modes,
         "dynamic": [None],  # false differs only once a size changes, which it does not while one step is timed
@@ -67,7 +69,8 @@ def default_space(device: str) -> dict[str, list[Any]]:
 def settings_of(space: Mapping[str, Sequence[Any]]) -> list[Setting]:
     """Every setting of a space, eager first, which is always among them.
 
-    An axis that is not named keeps its usual value, but for the strategies, of which all are tried.
+    An axis that is not named keeps its usual value, but for the strategies, of which the usual ones are
+    tried; hierarchical has to be named.
 
     Raises:
         UsageError: an axis or a value that does not exist here.
@@ -123,7 +126,7 @@ def _checked(space: object) -> dict[str, Sequence[Any]]:
             raise UsageError(f"the axis {axis!r} of the space takes a list of values, not {values!r}")
         _check_values(axis, values)
     usual: dict[str, Sequence[Any]] = {axis: [value] for axis, value in AXES.items()}
-    return {**usual, "strategy": STRATEGIES, **space}
+    return {**usual, "strategy": USUAL, **space}
 
 
 def _check_values(axis: str, values: Sequence[Any]) -> None:

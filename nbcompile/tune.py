@@ -73,8 +73,9 @@ def tune(
         calls: how often the step will run in all.
         budget: seconds that the tuning may take.
         space: what to try: for any of ``"strategy"``, ``"backend"``, ``"mode"``, ``"dynamic"`` and ``"rest"`` a list of
-            values. An axis that is not named keeps its usual value. By default what can gain something on this
-            machine; when a tuning is resumed, the settings that it was about.
+            values. An axis that is not named keeps its usual value; the strategy ``"hierarchical"`` is tried only
+            where it is named. By default what can gain something on this machine; when a tuning is resumed, the
+            settings that it was about.
         resume: an earlier tuning's report, also one loaded from a file. Its failures and complete figures are kept, as
             long as eager is as fast as it was then; what is missing is measured, compiling again what had too few
             rounds, as compiled code does not outlive its tuning. The step has to be the same; that cannot be checked.
@@ -123,8 +124,8 @@ def apply_setting(model: nn.Module, values: Mapping[str, Any]) -> nn.Module:
         compiler.take_off(model)
         return model
     cache.require_folder()
-    if values["strategy"] == "full":
-        return compiler.compile_model(model, plugin=setting.plugin)
+    if (strategy := setting.values["strategy"]) in compiler.WHOLE_MODEL_STRATEGIES:
+        return compiler.compile_model(model, plugin=setting.plugin, strategy=strategy)
     return compiler.compile_regions(model, plugin=setting.plugin, rest=setting.rest)
 
 
@@ -203,8 +204,12 @@ class _Tuning:
         if setting.plugin.backend not in self.started:
             self.started.append(setting.plugin.backend)
             self.measurement.start_up(setting.plugin)
-        values = setting.values
-        compilation = Compilation(self.model, setting.plugin, strategy=values["strategy"], plan=plan, rest=setting.rest)
+        strategy = setting.values["strategy"]
+        try:
+            compilation = Compilation(self.model, setting.plugin, strategy=strategy, plan=plan, rest=setting.rest)
+        except UsageError as error:  # no block can be marked
+            trial.outcome, trial.reason = "skipped", str(error)
+            return
         self.measurement.cold(name, compilation)
         trial.figures = self.measurement.figures[name]
         if trial.figures.failure:
@@ -345,15 +350,20 @@ class _Tuning:
         return seconds is None or not totals or seconds < min(totals)
 
     def plan(self, setting: Setting) -> RegionPlan | UsageError | None:
-        """What regional compilation would compile, or why it cannot; ``None`` for the whole model."""
-        if setting.values["strategy"] != "regional":
+        """The blocks that are compiled or marked, or why there are none; ``None`` for the whole model as it is."""
+        strategy = setting.values["strategy"]
+        if strategy == "full":
             return None
-        if setting.rest not in self.plans:
+        kind = setting.rest if strategy == "regional" else strategy
+        if kind not in self.plans:
             try:
-                self.plans[setting.rest] = plan_regions(self.model, rest=setting.rest)
+                if strategy == "regional":
+                    self.plans[kind] = plan_regions(self.model, rest=setting.rest)
+                else:
+                    self.plans[kind] = compiler.plan_nested(self.model)
             except UsageError as error:
-                self.plans[setting.rest] = error
-        return self.plans[setting.rest]
+                self.plans[kind] = error
+        return self.plans[kind]
 
     def why_skipped(self, name: str) -> str:
         left = self.budget - (time.perf_counter() - self.began)

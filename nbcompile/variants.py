@@ -27,6 +27,7 @@ from .errors import CompilationError, CompilationWarning
 from .integrations import layer_index
 from .interrupts import delivered_safely
 from .methods import Methods
+from .nested import REMEDY, Nested, dissolve
 from .plugin import Backend, TorchDynamoPlugin, backend_name
 from .regions import structure
 
@@ -165,9 +166,11 @@ class Variant:
         return self._call(block, args, kwargs)
 
     def _call(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._fast_paths is None or self.log.breaks:  # the compiler's own way each time, and this costs, too
+        group = self.group()
+        more = group.nested.compiler_settings() if group is not None and group.nested is not None else {}
+        if not more and (self._fast_paths is None or self.log.breaks):  # its own way each time, and this costs, too
             return self.function(block, args, kwargs)
-        with torch._dynamo.config.patch(record_runtime_overhead=False):
+        with torch._dynamo.config.patch({"record_runtime_overhead": False, **more}):
             return self.function(block, args, kwargs)
 
     def fast_path(self, arguments: dict[str, Any]) -> fastpath.FastPath | None:
@@ -185,7 +188,8 @@ class Variant:
         self.failure = explain.failure(error)
         group = self.group()
         if group is not None:
-            group.warn(f"could not be compiled and runs eager: {explain.failure_line(error)}")
+            remedy = "" if group.nested is None else f". {REMEDY}"
+            group.warn(f"could not be compiled and runs eager: {explain.failure_line(error)}{remedy}")
 
 
 class Group:
@@ -203,6 +207,7 @@ class Group:
         self.latest = 0  # the place among the regions of the block that was called last
         self.fitted: fastpath.FastPath | None = None  # the path all of whose guards held for a block of this step
         self.notes: dict[str, None] = {}
+        self.nested: Nested | None = None  # marked blocks inside a whole model
         self._warned: set[str] = set()
 
     @functools.cached_property
@@ -297,6 +302,9 @@ class _Backend:
         waited = startup.wait()
         if variant is not None:
             events.claim(variant, call.block, waited)
+            group = variant.group()
+            if group is not None and group.nested is not None:
+                group.nested.share(graph)
             if call.breaks == events.breaks_seen():  # behind a graph break inputs are no longer the block's
                 variant.dynamic = explain.dynamic_inputs(graph)
         try:
@@ -309,6 +317,7 @@ class _Backend:
             if self._fullgraph or variant is None:
                 raise
             variant.note_failure(error)
+            dissolve(graph)
             return _uncompiled(graph.forward)
 
     def __eq__(self, other: object) -> bool:

@@ -39,6 +39,14 @@ def test_the_whole_is_its_blocks_one_by_one_but_for_their_kernels() -> None:
     assert cold_seconds(FULL, known, {"layers": 30}) == pytest.approx(4.0 + 14.0)
 
 
+def test_marked_blocks_are_traced_one_by_one_and_lowered_once() -> None:
+    phases = {"dynamo": 1.0, "inductor": 0.5, "codegen": 0.25, "kernels": 2.0}
+    known = [trial(REGIONAL, 4.0, regions=[RegionTime("layers", "Block", 3.75, phases, 1)])]
+    hierarchical = {**FULL, "strategy": "hierarchical"}
+    assert cold_seconds(hierarchical, known, {"layers": 30}) == pytest.approx(4.0 + 29.0)
+    assert cold_seconds(FULL, known, {"layers": 30}) == pytest.approx(4.0 + 29 * 1.75)
+
+
 def test_what_a_value_costs_is_learnt_from_another_strategy() -> None:
     slow = {"mode": "max-autotune-no-cudagraphs"}
     known = [trial(REGIONAL, 5.0), trial(FULL, 60.0)]

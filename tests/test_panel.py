@@ -98,6 +98,7 @@ def test_container_that_holds_more_than_the_blocks_does_not_stand_for_them() -> 
         (WANTED, "compile"),
         (Choices(strategy="full", backend="eager", dynamic=False, fullgraph=True), "compile"),
         (Choices(backend="eager", left_out=frozenset({"layers.1"}), rest="eager"), "compile"),
+        (Choices(strategy="hierarchical", backend="eager"), "compile"),
         (WANTED, "compare"),
         (WANTED, "restore"),
     ],
@@ -152,7 +153,8 @@ def test_what_this_machine_cannot_do_is_offered_with_the_reason() -> None:
     assert offers.refusal("backends", "aot_eager") == ""
     # AND of a model with nothing to repeat, block by block is what cannot be had
     single = nn.Sequential(nn.Linear(2, 2))
-    assert offers_for(single, tree_of(single)).refusal("strategies", "regional") == "no repeated blocks"
+    for strategy in ("regional", "hierarchical"):
+        assert offers_for(single, tree_of(single)).refusal("strategies", strategy) == "no repeated blocks"
 
 
 def test_backend_that_needs_a_missing_package_or_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -33,6 +33,9 @@ def test_a_setting_that_makes_no_difference_is_there_once() -> None:
 
 def test_axes_that_are_not_named_keep_their_usual_value() -> None:
     assert names({}) == ["eager", "regional", "full"]
+    # hierarchical has to be named, and has no rest either
+    named = {"strategy": ["hierarchical"], "rest": ["auto", "compile"]}
+    assert names(named) == ["eager", "hierarchical"]
     assert names({"strategy": ["full"]}) == ["eager", "full"]  # what all are held against is always there
 
 

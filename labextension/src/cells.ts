@@ -48,7 +48,7 @@ export const DEFAULTS: IDefaults = {
   budget: 180
 };
 
-const STRATEGIES = ['eager', 'regional', 'full'];
+const STRATEGIES = ['eager', 'regional', 'full', 'hierarchical'];
 const DYNAMIC = ['auto', 'true', 'false'];
 const REST = ['auto', 'compile', 'eager'];
 

@@ -18,7 +18,8 @@ const AXES: ReadonlyMap<string, string | null> = new Map([
 
 const IDLE: ReadonlyMap<string, readonly string[]> = new Map([
   ['eager', ['backend', 'mode', 'dynamic', 'rest']],
-  ['full', ['rest']]
+  ['full', ['rest']],
+  ['hierarchical', ['rest']]
 ]);
 
 const PAY_BACK: ReadonlySet<string> = new Set(['measured', 'stopped']);

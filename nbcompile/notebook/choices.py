@@ -28,6 +28,8 @@ DYNAMIC: dict[str, bool | None] = {"auto": None, "true": True, "false": False}
 _DEBUGGING = ("aot_eager", "eager")
 #: Backends that torch lists whether or not the package is there that they need.
 _NEEDS_PACKAGE = {"openxla": "torch_xla", "openxla_eval": "torch_xla", "tvm": "tvm", "onnxrt": "onnxruntime"}
+#: Strategies that look for repeated blocks.
+_BY_BLOCKS = {"regional", "hierarchical"}
 _LONGEST_LINE = 100
 
 
@@ -156,11 +158,11 @@ class Choices:
             return {}
         usual = Choices.default()
         names = ["backend", "mode", "dynamic", "fullgraph"]
-        regional = self.strategy == "regional" if action == "compile" else "regional" in self.compare
-        if regional:
+        strategies = self._strategies(action)
+        if "regional" in strategies:
             names.append("rest")
         keywords = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(usual, name)}
-        if regional and (regions := tree.regions(self.left_out)) is not None:
+        if _BY_BLOCKS & strategies and (regions := tree.regions(self.left_out)) is not None:
             keywords["regions"] = regions
         if action == "compile" and self.strategy not in ("regional", "full"):
             keywords["strategy"] = self.strategy
@@ -168,14 +170,18 @@ class Choices:
 
     def obstacle(self, action: str, tree: Tree) -> str:
         """Why ``action`` cannot be carried out with these choices, ``""`` if it can."""
-        regional = {"compile": self.strategy == "regional", "compare": "regional" in self.compare}.get(action, False)
-        if regional and tree.reason:
+        by_blocks = _BY_BLOCKS & self._strategies(action)
+        if by_blocks and tree.reason:
             return tree.reason
-        if regional and tree.regions(self.left_out) == []:
+        if by_blocks and tree.regions(self.left_out) == []:
             return "no block is chosen: check at least one in the tree of regions"
         if action == "compare" and not self.compare:
             return "nothing is chosen to compare eager with: check at least one strategy"
         return ""
+
+    def _strategies(self, action: str) -> set[str]:
+        """What ``action`` compiles with."""
+        return {"compile": {self.strategy}, "compare": set(self.compare)}.get(action, set())
 
     def code(self, action: str, tree: Tree, names: Names) -> str:
         """Lines of Python that do the same as the button for ``action``."""
@@ -220,7 +226,8 @@ def offers_for(model: nn.Module, tree: Tree) -> Offers:
     from ..regions import REST_CHOICES
 
     without_cuda = _without_cuda(model)
-    strategies = [Offer(name, name, _no_blocks(tree) if name == "regional" else "") for name in compiled(STRATEGIES)]
+    reasons = {"regional": _no_blocks(tree), "hierarchical": _no_blocks(tree) or _no_marks()}
+    strategies = [Offer(name, name, reasons.get(name, "")) for name in compiled(STRATEGIES)]
     modes = [
         Offer(name, name, f"gains nothing, {without_cuda}" if name == "reduce-overhead" and without_cuda else "")
         for name in list_modes()
@@ -286,6 +293,16 @@ def _whole(model: nn.Module, path: str, blocks: tuple[str, ...]) -> str:
 
 def _no_blocks(tree: Tree) -> str:
     return "no repeated blocks" if tree.reason else ""
+
+
+def _no_marks() -> str:
+    from ..nested import check_available
+
+    try:
+        check_available()
+    except UsageError:
+        return "this torch has no nested_compile_region"
+    return ""
 
 
 def _without_cuda(model: nn.Module) -> str:

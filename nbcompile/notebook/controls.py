@@ -217,7 +217,7 @@ class Panel:
             choices = dataclasses.replace(choices, strategy=_first(self.offers.strategies))
         if self.offers.refusal("modes", choices.mode) or not takes_modes(choices.backend):
             choices = dataclasses.replace(choices, mode="default")
-        compare = tuple(offer.value for offer in self.offers.strategies if not offer.reason)
+        compare = tuple(o.value for o in self.offers.strategies if not o.reason and o.value in choices.compare)
         return dataclasses.replace(choices, compare=compare)
 
     def _setting_chosen(self, change: dict[str, Any]) -> None:
@@ -412,7 +412,7 @@ class Panel:
         if action == "compile":
             if self.step is None or self.report is None:
                 return PREPARED
-            taken = sum(part.compile_seconds for part in self.report.groups)
+            taken = sum(part.compile_seconds or 0.0 for part in self.report.groups)  # None: part of another's
             taken += sum(part.compile_seconds for part in self.report.rest)
             return f"Compiled in {seconds(taken)}. {_BELOW}"
         done = "Compared" if action == "compare" else "Tuned"

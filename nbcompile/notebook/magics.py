@@ -109,8 +109,8 @@ class NbcompileMagics(Magics):
         "--compare",
         metavar="NAMES",
         default="eager",
-        help="""What to measure beside regional compilation, separated by commas: eager, full, or none. Compiling the
-        full model can take minutes. Without eager there is no speed-up to tell. Default: eager.""",
+        help="""What to measure beside regional compilation, separated by commas: eager, full, hierarchical, or
+        none. Compiling the full model can take minutes. Without eager there is no speed-up to tell. Default: eager.""",
     )
     @argument(
         "--check",

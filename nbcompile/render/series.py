@@ -272,7 +272,7 @@ def describe_phase(bar: Bar, phase: str) -> str:
     return f"{PHASE_TITLES[phase]}: {seconds(taken)}, {100 * taken / sum(bar.phases.values()):.0f} %"
 
 
-def _bar(path: str, class_name: str, total: float, phases: dict[str, float], graphs: int) -> Bar | None:
+def _bar(path: str, class_name: str, total: float | None, phases: dict[str, float], graphs: int) -> Bar | None:
     """One region's bar. What its phases do not account for, and phases of a newer version, count as ``other``."""
     split = dict.fromkeys(PHASES, 0.0)
     for phase, taken in phases.items():
