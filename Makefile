@@ -7,6 +7,7 @@
 
 PYTHON ?=
 PYTEST_ARGS ?=
+WORKERS ?= 2
 BENCH_ARGS ?=
 TUNING_ARGS ?=
 REPEATS_ARGS ?=
@@ -45,7 +46,7 @@ demo: $(READY) ## run the quick-start notebook in a real kernel and print its co
 	$(PY) notebooks/run.py notebooks/01_quickstart.ipynb $(DEMO_ARGS)
 
 test: lint test-extension extension ## check style and types, then run the tests
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 ifdef NBCOMPILE_NO_NODE
 test-extension lint-extension extension:
