@@ -2,12 +2,13 @@
 # anew only when pyproject.toml or constraints.txt has changed.
 #
 #   make test PYTEST_ARGS='-k report' JS_TEST_ARGS=report      make bench BENCH_ARGS=--quick
-#   make demo PYTHON=python3.12
+#   make test WORKERS=0 (all in one process)                         make demo PYTHON=python3.12
 #   make gpu-check GPU_ARGS=--quick GPU_PYTHON=python                make gpu-check GPU_ARGS=--document
 
 PYTHON ?=
 PYTEST_ARGS ?=
-WORKERS ?= 2
+# The processes that share the tests. They wait more than they compute: for browsers, kernels and made delays.
+WORKERS ?= 3
 BENCH_ARGS ?=
 TUNING_ARGS ?=
 REPEATS_ARGS ?=
