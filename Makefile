@@ -2,11 +2,13 @@
 # anew only when pyproject.toml or constraints.txt has changed.
 #
 #   make test PYTEST_ARGS='-k report' JS_TEST_ARGS=report      make bench BENCH_ARGS=--quick
-#   make demo PYTHON=python3.12
+#   make test WORKERS=0 (all in one process)                         make demo PYTHON=python3.12
 #   make gpu-check GPU_ARGS=--quick GPU_PYTHON=python                make gpu-check GPU_ARGS=--document
 
 PYTHON ?=
 PYTEST_ARGS ?=
+# The processes that share the tests. They wait more than they compute: for browsers, kernels and made delays.
+WORKERS ?= 3
 BENCH_ARGS ?=
 TUNING_ARGS ?=
 REPEATS_ARGS ?=
@@ -45,7 +47,7 @@ demo: $(READY) ## run the quick-start notebook in a real kernel and print its co
 	$(PY) notebooks/run.py notebooks/01_quickstart.ipynb $(DEMO_ARGS)
 
 test: lint test-extension extension ## check style and types, then run the tests
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 ifdef NBCOMPILE_NO_NODE
 test-extension lint-extension extension:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 #: Beyond this many calls nobody asks: one a millisecond for thirty years.
 MOST_CALLS = 10**12
@@ -118,32 +118,45 @@ def best(settings: Sequence[F], calls: int) -> F | None:
 
 def envelope(settings: Sequence[F], most: int = MOST_CALLS) -> list[tuple[int, F]]:
     """From how many calls on each is the best, beginning with one call and ending with ``most``."""
-    current = best(settings, 1)
-    if current is None:
+    lines = _lines(settings)
+    if not lines:
         return []
-    found = [(1, current)]
-    while True:
-        later = [(calls, figures) for figures in settings if (calls := _overtakes(figures, current)) is not None]
-        first = min((calls for calls, _ in later), default=most + 1)
-        if first > most:
-            return found
-        overtaking = best([figures for calls, figures in later if calls == first], first)
-        assert overtaking is not None  # it has figures, or it could not overtake
-        current = overtaking
-        found.append((first, current))
+    current = _least(lines, 1)
+    found = [(1, current.figures)]
+    # those whose calls are no faster are not faster later on, either; hundreds of settings are searched in no time so
+    while lines := [line for line in lines if line.step < current.step]:
+        turns = [max(1, (line.first - current.first) // (current.step - line.step) + 2) for line in lines]
+        at = min(turns)
+        if at > most:
+            break
+        current = _least([line for line, turn in zip(lines, turns, strict=True) if turn == at], at)
+        found.append((at, current.figures))
+    return found
 
 
-def _overtakes(figures: Figures, current: Figures) -> int | None:
-    """The least number of calls for which ``figures`` takes less time than ``current``, if its calls are faster."""
-    theirs, ours = total(figures, 1), total(current, 1)
-    if theirs is None or ours is None:
-        return None
-    assert figures.steady_seconds is not None  # or there would be no total
-    assert current.steady_seconds is not None
-    gain = Fraction(current.steady_seconds) - Fraction(figures.steady_seconds)
-    if gain <= 0:
-        return None
-    return max(1, math.floor((theirs - ours) / gain) + 2)
+class _Line(NamedTuple, Generic[F]):
+    """Total times of a setting in whole units, which are the same for all that are compared, so that they are exact."""
+
+    first: int
+    step: int
+    figures: F
+
+
+def _lines(settings: Sequence[F]) -> list[_Line[F]]:
+    """Those settings that have both figures."""
+    known = [
+        (Fraction(found.cold_seconds), Fraction(found.steady_seconds), found)
+        for found in settings
+        if _is_time(found.cold_seconds) and _is_time(found.steady_seconds)
+        if found.cold_seconds is not None and found.steady_seconds is not None  # which is what was just found
+    ]
+    units = math.lcm(*(number.denominator for cold, steady, _ in known for number in (cold, steady)))
+    return [_Line(int(cold * units), int(steady * units), found) for cold, steady, found in known]
+
+
+def _least(lines: Sequence[_Line[F]], calls: int) -> _Line[F]:
+    """The one with the least total time for so many calls; of equals the first."""
+    return min(lines, key=lambda line: line.first + (calls - 1) * line.step)
 
 
 def _is_time(value: float | None) -> bool:

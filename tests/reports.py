@@ -188,9 +188,12 @@ def paired_report() -> Report:
     return Report(settings={"calls": 100_000}, model={"class_name": "Paired"}, tuning=found)
 
 
-def hostile_tuning() -> Report:
-    """A tuning whose every string is an attack and whose every number is at its limit."""
-    text, long = HOSTILE, HOSTILE * 5000
+def hostile_tuning(long_times: int = 5000) -> Report:
+    """A tuning whose every string is an attack and whose every number is at its limit.
+
+    Long strings are the attack so many times over.
+    """
+    text, long = HOSTILE, HOSTILE * long_times
     figures = [
         Strategy(cold, 1, steady, 1e-300, -5, notes=[long]) for cold in (0.0, 1e308) for steady in (5e-324, 1e99)
     ]
@@ -220,9 +223,12 @@ def many_regions(number: int) -> Report:
     )
 
 
-def hostile_report() -> Report:
-    """Every string an attack, every number at its limit; the loader would let all of it pass."""
-    text, long = HOSTILE, HOSTILE * 5000
+def hostile_report(long_times: int = 5000) -> Report:
+    """Every string an attack, every number at its limit; the loader would let all of it pass.
+
+    Long strings are the attack so many times over; written as JSON with those of the default it takes gigabytes.
+    """
+    text, long = HOSTILE, HOSTILE * long_times
     odd = {"dynamo": -1.0, text: 3.0, "kernels": 1e308, "inductor": 1e99}
     strategies = {
         text + str(index): Strategy(

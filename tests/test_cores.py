@@ -139,6 +139,7 @@ def test_quotas_around_the_own_group_count(tmp_path: Path, monkeypatch: pytest.M
 
 
 @needs_counts
+@pytest.mark.alone
 def test_a_busy_machine_is_noticed() -> None:
     # GIVEN a step of torch's, and another kernel's work on every core
     step = _step(0.02)
@@ -164,6 +165,7 @@ def test_a_busy_machine_is_noticed() -> None:
     assert "no other process" in found or all(f"pid {pid}" not in found for pid in others)
 
 
+@pytest.mark.alone
 def test_the_doctor_names_what_competes() -> None:
     # GIVEN loops that are seen as another's: from a process that did not start them
     code = "from nbcompile.doctor import check_competition as see; print((c := see(0.5)).ok, c.found, c.remedy)"
@@ -178,6 +180,7 @@ def test_the_doctor_names_what_competes() -> None:
 
 
 @needs_counts
+@pytest.mark.alone
 def test_a_disturbed_comparison_says_so() -> None:
     # GIVEN a model whose step takes a while, and another kernel's work on every core
     model = nn.Sequential(*[nn.Sequential(nn.Linear(512, 512)) for _ in range(4)])

@@ -97,21 +97,26 @@ def test_public_name_can_be_replaced_by_a_test(monkeypatch: pytest.MonkeyPatch) 
 def test_loading_the_extension_is_quick_and_light() -> None:
     # GIVEN a fresh shell that keeps no history file
     # WHEN the extension is loaded, and the manual of a magic is built
-    code = f"""
+    code = """
 import sys, time
+start = time.process_time()
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 config = Config()
 config.HistoryManager.enabled = False
 shell = InteractiveShell(config=config)
-start = time.perf_counter()
+shell_seconds, before = time.process_time() - start, set(sys.modules)
+start = time.process_time()
 shell.run_line_magic("load_ext", "nbcompile")
-print(time.perf_counter() - start)
-print([name for name in {HEAVY} if name in sys.modules and name != "IPython"])
+print((time.process_time() - start) / shell_seconds)
+new = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(sorted(new - sys.stdlib_module_names))
 print(shell.find_cell_magic("compile_regional") is not None, shell.find_line_magic("nbcompile") is not None)
 """
-    # THEN it took less than 0.2 s, imported none of the large packages, and the magics are there
-    seconds, heavy, magics = run_python(code).splitlines()
-    assert float(seconds) < 0.2
-    assert heavy == "[]"
-    assert magics == "True True"
+    runs = [run_python(code).splitlines() for _ in range(3)]  # the first may have to write the byte code of a change
+    # THEN it imported nothing but the standard library and itself, and the magics are there
+    for _, packages, magics in runs:
+        assert packages == "['IPython', 'nbcompile']"
+        assert magics == "True True"
+    # AND took less than twice the processor's time that the shell itself takes, measured beside it: 0.9 of it
+    assert min(float(ratio) for ratio, _, _ in runs) < 2

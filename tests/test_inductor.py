@@ -18,6 +18,7 @@ from tests.models import minilm, smollm2
 pytestmark = [pytest.mark.inductor, pytest.mark.slow]
 
 
+@pytest.mark.alone
 def test_phases_add_up_to_the_time_that_compiling_took() -> None:
     # GIVEN a process in which the compiler has been started, and a model whose two groups compile forward and backward
     torch.compile(lambda x: torch.sin(x) + 1)(torch.ones(8))

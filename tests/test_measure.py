@@ -355,6 +355,7 @@ def test_round_lasts_about_half_a_second() -> None:
     assert timing.median >= 0.2
 
 
+@pytest.mark.alone
 def test_a_quick_first_call_does_not_make_rounds_that_last() -> None:
     # GIVEN a step whose calls are quick at first, and slow once it is timed in earnest
     waits = [0.0, 0.0, 0.0005, *[0.03] * 1000]  # torch's timer calls twice before it times

@@ -664,7 +664,7 @@ def test_the_bundle_carries_the_report_and_three_pictures_of_it() -> None:
     assert report._repr_mimebundle_() == bundle
 
 
-@pytest.mark.parametrize("report", EVERY_REPORT)
+@pytest.mark.parametrize("report", [*EVERY_REPORT[:4], hostile_report(50), hostile_tuning(50)])
 def test_the_bundle_can_be_saved_in_a_notebook(report: Report) -> None:
     # GIVEN a notebook with the bundle as an output
     bundle = mime_bundle(report)
