@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from . import check as region_check
-from . import compiler, cores, describe, events, measure, ranking
+from . import compiler, cores, describe, dispatch, events, measure, ranking
 from .compiler import Compilation
 from .errors import NbcompileError, UsageError
 from .plugin import Backend, TorchDynamoPlugin
@@ -94,6 +94,7 @@ def compare(
         if keep is not None:  # known before the timing, so that a step that fails later does not lose it
             outcome.kept = comparison.compilations.get(keep)
         comparison.steady(strategies, rounds, calls)
+        comparison.dispatch("regional")
         comparison.memory()
         result = _report(comparison, strategies, plugin)
         if outcome.kept is not None:
@@ -340,6 +341,20 @@ class Measurement:
             figures.break_even_calls = None
             if cold is not None and steady is not None and theirs is not None and ranking.gains(figures, eager):
                 figures.break_even_calls = measure.break_even(cold, steady, theirs, 0.0)
+
+    def dispatch(self, name: str) -> None:
+        """What calling a strategy's compiled blocks costs beside their kernels, in one more run of the step."""
+        compilation = self.compilations.get(name)
+        if compilation is None or compilation.plugin.disable:
+            return
+        self.tell(f"{name}: what a block's call costs beside its kernels")
+        figures = self.figures[name]
+        with self.under(name)():
+            found, left_out = dispatch.measure_dispatch(compilation, self.step)
+        if found is not None:
+            figures.dispatch_seconds, figures.dispatch_spread = found.seconds, found.spread
+            figures.dispatch_repeats, figures.dispatch_calls = found.repeats, found.calls
+        figures.notes += [f"what a block's call costs beside its kernels is not measured of {why}" for why in left_out]
 
     def memory(self) -> None:
         """The largest memory in use during one later call."""
