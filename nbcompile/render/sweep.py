@@ -26,6 +26,7 @@ _STYLE = """
 .nbc-report.nbc-sweep{max-width:none}
 .nbc-sweep>p,.nbc-sweep>ol,.nbc-sweep>ul{max-width:960px}
 .nbc-sweep .nbc-table th,.nbc-sweep .nbc-table td{padding:3px 7px}
+.nbc-sweep .nbc-table tbody th{min-width:7em}
 """
 _TITLE = "Strategies over model sizes and batch sizes"
 _HEADERS = (
