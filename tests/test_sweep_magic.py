@@ -68,7 +68,7 @@ def test_a_tiny_preset_is_swept_shown_and_written(
     shown(shell).clear()
     ran = shell.run_cell(f"{line} --overwrite -o")
     assert isinstance(ran.result, Sweep)
-    assert [o["data"]["text/plain"] for o in shown(shell)][0].endswith("one, batch 1, inference: measured before")
+    assert shown(shell)[0]["data"]["text/plain"].endswith("one, batch 1, inference: measured before")
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The magics ``%%compile_regional``, ``%%tune``, ``%compile_sweep`` and ``%nbcompile``: they parse, call the core and show the report."""
+"""The magics of this package, ``%%compile_regional`` and others: they parse, call the core and show the report."""
 
 from __future__ import annotations
 
