@@ -165,7 +165,7 @@ class _Checker:
 def _run(call: Callable[..., Any], block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Run:
     """Call a block on copies of its arguments, and leave no trace of that."""
     device = describe.device_of(block) or torch.device("cpu")
-    with _as_found(block), _same_random_numbers(device), _own_graph():
+    with as_found(block), same_random_numbers(device), _own_graph():
         try:
             args, kwargs, sources = _copied(args, kwargs)
         except Exception as error:
@@ -206,7 +206,7 @@ def _gradients(outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor])
 
 
 @contextlib.contextmanager
-def _as_found(block: nn.Module) -> Iterator[None]:
+def as_found(block: nn.Module) -> Iterator[None]:
     """Give a block's buffers and attributes back the values that they have now."""
     modules = list(block.modules())
     buffers = [
@@ -251,12 +251,13 @@ def _refill(container: Any, saved: Any) -> None:
 
 
 @contextlib.contextmanager
-def _same_random_numbers(device: torch.device) -> Iterator[None]:
+def same_random_numbers(device: torch.device) -> Iterator[None]:
     """Put the generators back at the end, so that the next call draws the same numbers."""
     state = random.getstate()
     devices = [] if device.type in ("cpu", "meta") else [device]
     try:
-        with torch.random.fork_rng(devices=devices, device_type=device.type if devices else None):
+        # torch 2.11 takes no None for the kind of device, and looks at none where the list is empty
+        with torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"):
             yield
     finally:
         random.setstate(state)

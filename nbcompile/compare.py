@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from . import check as region_check
-from . import compiler, cores, describe, events, measure, ranking
+from . import compiler, cores, describe, dispatch, events, measure, ranking
 from .compiler import Compilation
 from .errors import NbcompileError, UsageError
+from .graphs import check_setting
 from .plugin import Backend, TorchDynamoPlugin
 from .progress import Progress, watched
 from .regions import check_model, class_name, plan_regions
@@ -43,6 +44,7 @@ def compare(
     plugin: TorchDynamoPlugin | None = None,
     rest: str = "auto",
     regions: Sequence[str | type[nn.Module]] | None = None,
+    cuda_graph: bool = False,
     rounds: int | None = None,
     calls: int | None = None,
     keep: str | None = None,
@@ -77,6 +79,9 @@ def compare(
     _check_arguments(strategies, keep, check, rounds, calls)
     if plugin is None:
         plugin = TorchDynamoPlugin(backend=backend, mode=mode, fullgraph=fullgraph, dynamic=dynamic, options=options)
+    check_setting(cuda_graph, plugin)
+    if cuda_graph and "regional" not in strategies:
+        raise UsageError("cuda_graph=True is for the regionally compiled model: add 'regional' to strategies")
     plans = {"regional": plan_regions(model, rest=rest, regions=regions)} if "regional" in strategies else {}
     if "hierarchical" in strategies:
         plans["hierarchical"] = compiler.plan_nested(model, regions=regions)
@@ -87,13 +92,18 @@ def compare(
             comparison.start_up(plugin)
         for name in strategies:
             if name != "eager":
-                comparison.cold(name, Compilation(model, plugin, strategy=name, plan=plans.get(name), rest=rest))
+                graphs = cuda_graph and name == "regional"
+                compilation = Compilation(
+                    model, plugin, strategy=name, plan=plans.get(name), rest=rest, cuda_graph=graphs
+                )
+                comparison.cold(name, compilation)
                 if check is not None:
                     comparison.check(name)
         outcome.take_off = keep == "eager"
         if keep is not None:  # known before the timing, so that a step that fails later does not lose it
             outcome.kept = comparison.compilations.get(keep)
         comparison.steady(strategies, rounds, calls)
+        comparison.dispatch("regional")
         comparison.memory()
         result = _report(comparison, strategies, plugin)
         if outcome.kept is not None:
@@ -242,6 +252,8 @@ class Measurement:
                 if measure.drifts(self._expected, result):
                     self._drifting.add(name)
                 self.step()  # a second call may compile once more, as gradients or sizes turn out otherwise
+                if compilation.replays is not None:  # the third call with the same shapes records
+                    self.step()
         except NbcompileError as error:
             figures.failure = str(error)
         except Exception as error:
@@ -340,6 +352,20 @@ class Measurement:
             figures.break_even_calls = None
             if cold is not None and steady is not None and theirs is not None and ranking.gains(figures, eager):
                 figures.break_even_calls = measure.break_even(cold, steady, theirs, 0.0)
+
+    def dispatch(self, name: str) -> None:
+        """What calling a strategy's compiled blocks costs beside their kernels, in one more run of the step."""
+        compilation = self.compilations.get(name)
+        if compilation is None or compilation.plugin.disable:
+            return
+        self.tell(f"{name}: what a block's call costs beside its kernels")
+        figures = self.figures[name]
+        with self.under(name)():
+            found, left_out = dispatch.measure_dispatch(compilation, self.step)
+        if found is not None:
+            figures.dispatch_seconds, figures.dispatch_spread = found.seconds, found.spread
+            figures.dispatch_repeats, figures.dispatch_calls = found.repeats, found.calls
+        figures.notes += [f"what a block's call costs beside its kernels is not measured of {why}" for why in left_out]
 
     def memory(self) -> None:
         """The largest memory in use during one later call."""

@@ -12,6 +12,7 @@ and a call that does not fit goes the compiler's own way. What lies between the 
 
 from __future__ import annotations
 
+import dis
 import types
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,9 @@ from torch._dynamo import eval_frame
 _IDENTITY = frozenset({"ID_MATCH", "TYPE_MATCH", "CLASS_MATCH", "FUNCTION_MATCH"})
 #: Modes of torch.compile that record CUDA graphs, which count the calls through the compiler's entry.
 _RECORDING_MODES = frozenset({"reduce-overhead", "max-autotune"})
+
+#: How instructions begin that change something which is not the code's own.
+_WRITES = ("STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE", "STORE_GLOBAL", "DELETE_ATTR", "DELETE_SUBSCR")
 
 
 class FastPath:
@@ -42,12 +46,45 @@ class FastPath:
         self._manager = manager
         self.fits: Callable[[dict[str, Any]], bool] = manager.root.check
         self.fits_again = _without_identities(manager.root).check
-        self.run: Callable[..., Any] = types.FunctionType(code, function.__globals__, code.co_name)
+        self.run = types.FunctionType(code, function.__globals__, code.co_name)
 
     @property
     def alive(self) -> bool:
         """Whether the compiler still holds the code. It drops it when an object that a guard knows by id is gone."""
         return self._manager.cache_entry is not None
+
+    @property
+    def graph(self) -> Callable[..., Any] | None:
+        """What the code calls to compute: the backend's function for its graph; ``None`` unless there is just one."""
+        names = self._graph_names()
+        return self.run.__globals__.get(names[0]) if len(names) == 1 else None
+
+    @property
+    def only_calls_graph(self) -> bool:
+        """Whether the code does nothing that could change anything but call one graph.
+
+        What the traced function wrote into attributes and containers, the code writes at its end, mostly by calls.
+        """
+        steps = [step.opname for step in dis.get_instructions(self.run)]
+        return sum(step.startswith("CALL") for step in steps) == 1 and not any(s.startswith(_WRITES) for s in steps)
+
+    def with_graph(self, graph: Callable[..., Any]) -> FastPath:
+        """The same path with another function in the place of :attr:`graph`, of which there must be one.
+
+        The compiler has wrapped that function so that it does not look at it again; so is this one.
+        """
+        (name,) = self._graph_names()
+        if hasattr(self.run.__globals__[name], "_torchdynamo_orig_callable"):
+            graph = torch.compiler.disable(graph)
+        other = object.__new__(FastPath)
+        other._manager, other.fits, other.fits_again = self._manager, self.fits, self.fits_again
+        code = self.run.__code__
+        other.run = types.FunctionType(code, {**self.run.__globals__, name: graph}, code.co_name)
+        return other
+
+    def _graph_names(self) -> list[str]:
+        """The global names under which the code finds its graphs. Checked on torch 2.11 and 2.13."""
+        return [name for name in self.run.__code__.co_names if name.startswith("__compiled_fn")]
 
 
 class FastPaths:

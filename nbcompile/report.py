@@ -217,6 +217,11 @@ class Strategy:
         steady_ratio_low: the low end of the interval that holds the true ratio in nine of ten cases or more.
         steady_ratio_high: its high end.
         disturbed_rounds: how many of the rounds lacked the cores although they were repeated.
+        dispatch_seconds: what a call of a compiled block costs beside its kernels, on the mean of a step's calls:
+            lookup, guards and wrappers. Full compilation pays it once a step.
+        dispatch_spread: interquartile range of that, in seconds.
+        dispatch_repeats: number of timed rounds behind it.
+        dispatch_calls: how many such calls a step makes.
     """
 
     cold_seconds: float | None = None
@@ -239,6 +244,10 @@ class Strategy:
     steady_ratio_low: float | None = None
     steady_ratio_high: float | None = None
     disturbed_rounds: int = 0
+    dispatch_seconds: float | None = None
+    dispatch_spread: float | None = None
+    dispatch_repeats: int = 0
+    dispatch_calls: int | None = None
 
     @property
     def band(self) -> ranking.Band | None:

@@ -84,6 +84,10 @@ def sample_report() -> Report:
                 steady_ratio_low=0.48,
                 steady_ratio_high=0.53,
                 disturbed_rounds=1,
+                dispatch_seconds=2e-5,
+                dispatch_spread=1e-6,
+                dispatch_repeats=15,
+                dispatch_calls=30,
             ),
             "eager": Strategy(
                 cold_seconds=0.2,

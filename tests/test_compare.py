@@ -12,6 +12,7 @@ from torch import nn
 import nbcompile
 from nbcompile import UsageError, measure
 from tests.blocks import BreakingBlock, Net, net, ran_eager, rows
+from tests.fake_device import fake_device
 
 BACKEND = "aot_eager"
 
@@ -241,3 +242,23 @@ def test_progress_is_told() -> None:
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         compare(net(), **arguments)
+
+
+def test_a_cuda_graph_is_recorded_before_the_rounds_and_its_blocks_cost_nothing() -> None:
+    # GIVEN a device that records WHEN the regionally compiled step is to be recorded
+    with fake_device() as fake:
+        report = compare(net(), cuda_graph=True)
+        # THEN the rounds are replays, and only of that strategy
+        (graph,) = fake.graphs
+        assert graph.replays > 4
+    assert report.settings["cuda_graph"] is True
+    regional = report.strategies["regional"]
+    assert (regional.max_abs_diff, regional.dispatch_seconds) == (0.0, None)
+    assert any("a CUDA graph stands for the whole step" in note for note in regional.notes)
+
+
+def test_a_cuda_graph_of_what_is_not_measured_is_refused() -> None:
+    with pytest.raises(UsageError, match="add 'regional' to strategies"):
+        compare(net(), strategies=["eager", "full"], cuda_graph=True)
+    with pytest.raises(UsageError, match="records a CUDA graph for each block"):
+        compare(net(), backend="inductor", mode="reduce-overhead", cuda_graph=True)

@@ -20,6 +20,7 @@ from torch import nn
 import nbcompile
 from nbcompile.notebook.step import Step
 from nbcompile.report import MIME_TYPE, Report
+from tests.fake_device import fake_device
 from tests.models import module_dict
 
 FAST = "--backend eager -n 1 -r 1"
@@ -110,6 +111,30 @@ def test_regions_are_checked_on_request(run: Any) -> None:
     assert "Checked region by region" in data["text/html"]
     # AND a check that does not exist is refused
     assert "invalid choice: 'region'" in usage_error(run(f"%%compile_regional model {FAST} --check region\ny = 1"))
+
+
+def test_the_step_is_recorded_as_a_cuda_graph_on_request(run: Any, shell: InteractiveShell) -> None:
+    # GIVEN a device that records WHEN a cell is compiled with --cuda-graph
+    with fake_device() as fake:
+        ran = run(f"%%compile_regional model {FAST} --cuda-graph\nwith torch.no_grad():\n    y = model(**inputs)")
+        # THEN its timed rounds replayed what was recorded before them, and the report says so
+        assert ran.result.success, ran.text
+        report = Report.from_dict(ran.shown[-1]["data"][MIME_TYPE])
+        assert report.settings["cuda_graph"] is True
+        assert report.strategies["regional"].max_abs_diff == 0.0
+        assert (len(fake.graphs), fake.graphs[0].replays > 1) == (1, True)
+        assert any("calls replayed" in note for note in report.notes)
+        # AND the model stays so
+        before = fake.graphs[0].replays
+        run("with torch.no_grad():\n    y = model(**inputs)")
+        assert fake.graphs[0].replays == before + 1
+    # AND without such a device the report says why there is none
+    ran = run(f"%%compile_regional model {FAST} --cuda-graph\nwith torch.no_grad():\n    y = model(**inputs)")
+    report = Report.from_dict(ran.shown[-1]["data"][MIME_TYPE])
+    assert "CUDA graph: the model is on cpu, where there are no CUDA graphs" in report.notes
+    # AND what excludes it is refused before anything is measured
+    ran = run("%%compile_regional model --cuda-graph --mode reduce-overhead\ny = 1")
+    assert "cuda_graph=True one for the whole step" in usage_error(ran)
 
 
 def test_nothing_is_left_in_the_namespace(run: Any, shell: InteractiveShell) -> None:

@@ -28,6 +28,7 @@ from nbcompile.notebook.main_thread import MainThread
 from nbcompile.notebook.verdict import verdict
 from nbcompile.report import MIME_TYPE, Report, Strategy
 from tests.blocks import BreakingBlock, net, ran_eager, rows
+from tests.fake_device import fake_device
 from tests.models import module_dict
 
 WANTED = Choices(backend="eager", compare=("regional",))
@@ -55,6 +56,41 @@ def panel(shell: InteractiveShell) -> Iterator[Panel]:
 def said(panel: Panel) -> str:
     """The panel's message."""
     return str(panel.message.value)
+
+
+# -- a device that records ---------------------------------------------------------------------------------------------
+
+
+def test_a_cuda_graph_can_be_chosen_only_where_one_can_be_recorded(shell: InteractiveShell) -> None:
+    # GIVEN no such device THEN there is no box for it
+    model, step = shell.user_ns["model"], shell.user_ns["step"]
+    panel = nbcompile.panel(model, step)
+    settings = panel.widget.children[1].children
+    assert panel.cuda_graph not in settings
+    panel.close()
+    # GIVEN one THEN there is, and what it means is in the code and done
+    with fake_device() as fake, torch.no_grad():
+        panel = nbcompile.panel(model, step)
+        panel.backend.value = "eager"
+        assert panel.cuda_graph in panel.widget.children[1].children
+        panel.cuda_graph.value = True
+        assert panel.code("compile").splitlines()[1] == (
+            "nbcompile.compile_regions(model, backend='eager', cuda_graph=True)"
+        )
+        assert "cuda_graph=True" in panel.code("compare")
+        panel.buttons["compile"].click()
+        for _ in range(3):
+            step()
+        assert len(fake.graphs) == 1
+        # AND with a mode that records graphs itself nothing can be pressed, and it says why
+        panel.backend.value = "inductor"
+        panel.choices = Choices(mode="reduce-overhead", cuda_graph=True)
+        panel._refresh()
+        assert panel.buttons["compile"].disabled
+        assert "which cannot hold others" in panel.buttons["compile"].tooltip
+        # AND it is no setting of full compilation
+        assert "cuda_graph" not in Choices(strategy="full", cuda_graph=True).code("compile", panel.tree, panel.names)
+        panel.close()
 
 
 # -- settings and code -----------------------------------------------------------------------------------------------

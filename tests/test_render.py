@@ -184,7 +184,8 @@ def test_text_of_the_sample() -> None:
         "  regional          5.00 s  50.0 ± 2.0 ms     2.00x      1.50 GB  2.50e-06       3      100 calls\n"
         "  full              40.0 s  40.0 ± 1.0 ms     2.50x      2.00 GB  3.00e-06       1      665 calls\n"
         "  hierarchical      12.0 s  99.0 ± 5.0 ms     1.01x            –         –       1  within spread\n"
-        "  (cold start: median of 3; steady: median of 20 rounds; ± half the interquartile range)\n"
+        "  (cold start: median of 3; steady: median of 20 rounds; ± half the interquartile range; "
+        "regional: a block's call costs 20.0 µs beside its kernels; 30 calls: 600 µs of a step of 50.0 ms)\n"
     )
     # AND so do recompiles of one reason as one row, graph breaks, and notes
     assert "model.layers.1 and 2 more      3  1.00 s, limit reached 1 time  layer_idx differs between blocks" in text

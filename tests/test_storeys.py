@@ -36,6 +36,7 @@ STOREYS: list[set[str]] = [
     {"describe"},
     {"compiler"},
     {"check"},
+    {"dispatch"},
     {"compare", "warmup", "background", "cells", "processes", "rounds"},
     {"worker", "cellrun"},
     {"tune", "sweep"},

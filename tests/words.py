@@ -64,6 +64,8 @@ _SNAPSHOTS = [
     Snapshot(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1e308, -1.0, 1e99, 7, None, False, HOSTILE),
 ]
 
+_SHARED_FOOTNOTES = ("Settings tried", "Strategies")
+
 
 def words() -> dict[str, Any]:
     """Every case, as the Python side says it."""
@@ -102,6 +104,9 @@ def _report(report: Report) -> dict[str, Any]:
         "environment": tables.environment_line(report),
         "warnings": [notice.text for notice in tables.warnings(report)],
         "notes": tables.notes(report, 100),
+        "footnotes": {
+            table.title: table.footnote for table in tables.tables(report, 200) if table.title in _SHARED_FOOTNOTES
+        },
         "tables": {title: built.get(title, []) for title in shared},
     }
 

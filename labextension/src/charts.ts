@@ -110,6 +110,9 @@ function steadyChart(times: readonly ISteady[]): SVGElement {
     if (steady.repeats) {
       about.push(`median of ${count(steady.repeats)} rounds`);
     }
+    if (steady.dispatch) {
+      about.push(steady.dispatch);
+    }
     const drawn = [
       words(LEFT - 8, y + 17, middle(steady.name, LABEL), { 'text-anchor': 'end' }),
       rectangle(LEFT, y + 4, steady.seconds * scale, row - 8, steady.colour, about.join('\n'))

@@ -159,6 +159,8 @@ class Reader {
       steadyRatio: this.figure(value, 'steady_ratio', where),
       steadyRatioLow: this.figure(value, 'steady_ratio_low', where),
       steadyRatioHigh: this.figure(value, 'steady_ratio_high', where),
+      dispatchSeconds: this.figure(value, 'dispatch_seconds', where),
+      dispatchCalls: this.figure(value, 'dispatch_calls', where),
       peakBytes: this.figure(value, 'peak_bytes', where),
       maxAbsDiff: this.figure(value, 'max_abs_diff', where),
       breakEvenCalls: this.figure(value, 'break_even_calls', where),

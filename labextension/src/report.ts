@@ -113,6 +113,8 @@ export interface IStrategy {
   steadyRatio: Figure;
   steadyRatioLow: Figure;
   steadyRatioHigh: Figure;
+  dispatchSeconds: Figure;
+  dispatchCalls: Figure;
 }
 
 /** One setting of a tuning; `name` is its strategy and what differs from the defaults. */

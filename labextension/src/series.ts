@@ -58,6 +58,7 @@ export interface ISteady {
   halfSpread: Figure;
   speed: Figure;
   repeats: Figure;
+  dispatch: string;
   colour: string;
 }
 
@@ -117,6 +118,7 @@ export function steadyTimes(report: IReport): ISteady[] {
               halfSpread: halfSpread(strategy),
               speed: speed(eager, strategy),
               repeats: strategy.steadyRepeats,
+              dispatch: dispatch(strategy),
               colour: colour(name, index)
             }
           ]
@@ -166,6 +168,19 @@ export function halfSpread(strategy: IStrategy): Figure {
 export function speed(eager: IStrategy | null, strategy: IStrategy): Figure {
   const theirs = eager?.steadySeconds;
   return theirs && strategy.steadySeconds ? amount(theirs / strategy.steadySeconds) : null;
+}
+
+/** What calling a strategy's compiled blocks costs beside their kernels, in words; `''` if it was not measured. */
+export function dispatch({ dispatchSeconds: one, dispatchCalls: calls, steadySeconds: step }: IStrategy): string {
+  if (one === null || !calls) {
+    return '';
+  }
+  const words = `a block's call costs ${seconds(one)} beside its kernels`;
+  if (calls === 1) {
+    return step === null ? words : `${words}, of a step of ${seconds(step)}`;
+  }
+  const of = step === null ? 'a step' : `a step of ${seconds(step)}`;
+  return `${words}; ${count(calls)} calls: ${seconds(calls * one)} of ${of}`;
 }
 
 /** When compiling has paid for itself, in words. */

@@ -3,7 +3,7 @@
  * says. Regions have a table of their own, in regions.ts, as readers sort it.
  */
 import type { ICheck, IRecompile, IReport, IStrategy } from './report';
-import { breakEven, halfSpread, speed } from './series';
+import { breakEven, dispatch, halfSpread, speed } from './series';
 import { isEager, orderedTrials, totalSeconds, tunedCalls } from './trials';
 import { ABSENT, clean, count, difference, middle, plural, ratio, seconds, size, spreadSeconds } from './units';
 import { PATH } from './words';
@@ -63,7 +63,11 @@ export function strategiesTable(report: IReport): ITable {
   ]);
   const headers = ['strategy', 'cold start', 'steady', 'vs eager', 'peak memory', 'max diff', 'graphs', 'break-even'];
   headers.push('failure');
-  const footnote = repeats(strategies.map(([, strategy]) => strategy));
+  const calls = strategies.flatMap(([name, strategy]) => {
+    const said = dispatch(strategy);
+    return said ? [`${clean(name, 40)}: ${said}`] : [];
+  });
+  const footnote = [repeats(strategies.map(([, strategy]) => strategy)), ...calls].filter(part => part).join('; ');
   return withoutEmptyColumns(table('Strategies', headers, 'lrrrrrrrl', rows, { footnote }), 4);
 }
 

@@ -84,6 +84,8 @@ test('a report says the same words as on the Python side', () => {
       build(report)
     );
     assert.deepEqual(Object.fromEntries(told.map(table => [table.title, lines(table)])), expected.tables);
+    const footnotes = told.filter(table => table.title in expected.footnotes);
+    assert.deepEqual(Object.fromEntries(footnotes.map(table => [table.title, table.footnote])), expected.footnotes);
   }
 });
 

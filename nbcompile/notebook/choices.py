@@ -119,6 +119,7 @@ class Choices:
     fullgraph: bool = False
     rest: str = "auto"
     left_out: frozenset[str] = frozenset()
+    cuda_graph: bool = False
     compare: tuple[str, ...] = ("regional", "full")
     calls: int = 1000
     budget: float = 180.0
@@ -162,6 +163,8 @@ class Choices:
         if "regional" in strategies:
             names.append("rest")
         keywords = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(usual, name)}
+        if "regional" in strategies and self.cuda_graph:
+            keywords["cuda_graph"] = True
         if _BY_BLOCKS & strategies and (regions := tree.regions(self.left_out)) is not None:
             keywords["regions"] = regions
         if action == "compile" and self.strategy not in ("regional", "full"):
@@ -175,6 +178,8 @@ class Choices:
             return tree.reason
         if by_blocks and tree.regions(self.left_out) == []:
             return "no block is chosen: check at least one in the tree of regions"
+        if "regional" in self._strategies(action) and self.cuda_graph and (why := self._conflict()):
+            return why
         if action == "compare" and not self.compare:
             return "nothing is chosen to compare eager with: check at least one strategy"
         return ""
@@ -182,6 +187,17 @@ class Choices:
     def _strategies(self, action: str) -> set[str]:
         """What ``action`` compiles with."""
         return {"compile": {self.strategy}, "compare": set(self.compare)}.get(action, set())
+
+    def _conflict(self) -> str:
+        """Why a CUDA graph over the step does not go with the mode, ``""`` if it does."""
+        from ..graphs import check_setting
+        from ..plugin import TorchDynamoPlugin
+
+        try:
+            check_setting(True, TorchDynamoPlugin(backend=self.backend, mode=self.mode))
+        except UsageError as error:
+            return str(error)
+        return ""
 
     def code(self, action: str, tree: Tree, names: Names) -> str:
         """Lines of Python that do the same as the button for ``action``."""
@@ -205,13 +221,18 @@ class Choices:
 
 @dataclass(frozen=True)
 class Offers:
-    """What a panel for one model on this machine offers."""
+    """What a panel for one model on this machine offers.
+
+    Attributes:
+        cuda_graph: whether a step can be recorded as a CUDA graph on the model's device.
+    """
 
     strategies: tuple[Offer, ...]
     backends: tuple[Offer, ...]
     modes: tuple[Offer, ...]
     dynamic: tuple[Offer, ...] = (Offer("auto", "auto"), Offer("true", "true"), Offer("false", "false"))
     rest: tuple[Offer, ...] = field(default=())
+    cuda_graph: bool = False
 
     def refusal(self, setting: str, value: Any) -> str:
         """Why a value cannot be chosen, ``""`` if it can."""
@@ -222,6 +243,8 @@ class Offers:
 def offers_for(model: nn.Module, tree: Tree) -> Offers:
     """What can be chosen for a model, each value with the reason if this machine cannot make use of it."""
     from ..compare import STRATEGIES
+    from ..describe import device_of
+    from ..device import layer_for
     from ..plugin import list_modes
     from ..regions import REST_CHOICES
 
@@ -237,6 +260,7 @@ def offers_for(model: nn.Module, tree: Tree) -> Offers:
         backends=tuple(_backend(name, without_cuda) for name in _backends()),
         modes=tuple(modes),
         rest=tuple(Offer(name, name) for name in REST_CHOICES),
+        cuda_graph=layer_for(device_of(model)) is not None,
     )
 
 

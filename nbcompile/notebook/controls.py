@@ -125,7 +125,7 @@ class Panel:
         self._main.forget()
         if self._after_cell in self._shell.events.callbacks["post_run_cell"]:
             self._shell.events.unregister("post_run_cell", self._after_cell)
-        for part in _parts(self.widget):
+        for part in (*_parts(self.widget), self.cuda_graph):
             part.close()
 
     def code(self, action: str) -> str:
@@ -158,6 +158,10 @@ class Panel:
         self.fullgraph = widgets.Checkbox(
             choices.fullgraph, description="fullgraph", indent=False, layout=_width("auto")
         )
+        self.cuda_graph = widgets.Checkbox(
+            choices.cuda_graph, description="cuda_graph", indent=False, layout=_width("auto"),
+            tooltip="Record the whole step as a CUDA graph: for calls without gradients whose shapes come again",
+        )  # fmt: skip
         self.hint = widgets.HTML()
         self.regions = RegionTree(self.tree, self._regions_chosen)
         self.buttons = {action: _button(action) for action in ACTIONS}
@@ -186,7 +190,10 @@ class Panel:
         self.widget = widgets.VBox(
             [
                 self.title,
-                _row(self.strategy, self.backend, self.mode, self.dynamic, self.rest, self.fullgraph),
+                _row(
+                    *(self.strategy, self.backend, self.mode, self.dynamic, self.rest, self.fullgraph),
+                    *([self.cuda_graph] if offers.cuda_graph else []),
+                ),
                 self.hint,
                 self.regions.widget,
                 _row(self.buttons["compile"], self.buttons["restore"]),
@@ -200,7 +207,7 @@ class Panel:
             ]
         )
         self.widget.add_class("nbc-panel")
-        for name in ("strategy", "backend", "mode", "dynamic", "rest", "fullgraph", "budget"):
+        for name in ("strategy", "backend", "mode", "dynamic", "rest", "fullgraph", "cuda_graph", "budget"):
             getattr(self, name).observe(self._setting_chosen, "value")
         for box in self.compared.values():
             box.observe(self._setting_chosen, "value")
@@ -243,6 +250,7 @@ class Panel:
             dynamic=DYNAMIC[self.dynamic.value],
             rest=self.rest.value,
             fullgraph=self.fullgraph.value,
+            cuda_graph=self.cuda_graph.value,
             compare=tuple(name for name, box in self.compared.items() if box.value),
             calls=max(1, round(self.calls.value)),
             budget=self.budget.value,
@@ -275,12 +283,13 @@ class Panel:
     def _show_choices(self) -> None:
         choices, model = self.choices, self._model()
         with self._unobserved():
-            for name in ("strategy", "backend", "mode", "rest", "fullgraph"):
+            for name in ("strategy", "backend", "mode", "rest", "fullgraph", "cuda_graph"):
                 getattr(self, name).value = getattr(choices, name)
             self.dynamic.value = _word(choices.dynamic)
         self.title.value = _STYLE + self._state(model)
         self.mode.disabled = not takes_modes(choices.backend)
-        self.rest.disabled = choices.strategy != "regional" and "regional" not in choices.compare
+        regional = choices.strategy == "regional" or "regional" in choices.compare
+        self.rest.disabled = self.cuda_graph.disabled = not regional
         self.hint.value = self._hints()
         self.code_text.value = self.code(self.code_of.value)
         if model is not None and self._planned != (choices.rest, choices.left_out):

@@ -28,6 +28,7 @@ from .output import CellOutput
 if TYPE_CHECKING:
     from ..render.mime import LiveBundle
     from ..report import Report, Strategy
+    from ..sweep import Sweep
 
 #: Seconds between two states of the line, and between two drawings of the charts, at the least.
 _LINE_EVERY = 0.1
@@ -82,8 +83,8 @@ class Live:
     def working(self) -> AbstractContextManager[Any]:
         return self._lock
 
-    def report(self, report: Report) -> None:
-        """Show a finished report in all its forms."""
+    def report(self, report: Report | Sweep) -> None:
+        """Show a finished report, or all those of a sweep, in all forms."""
         self.stop()
         self._output.report(report)
 

@@ -1,4 +1,4 @@
-"""The magics ``%%compile_regional``, ``%%tune`` and ``%nbcompile``: they parse, call the core and show the report."""
+"""The magics of this package, ``%%compile_regional`` and others: they parse, call the core and show the report."""
 
 from __future__ import annotations
 
@@ -31,8 +31,14 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from ..report import Report
+    from ..sweep import Sweep
 
-_EXAMPLES = {"--options": '{"max_autotune": True}', "--space": '{"strategy": ["eager", "regional"]}'}
+_EXAMPLES = {
+    "--options": '{"max_autotune": True}',
+    "--space": '{"strategy": ["eager", "regional"]}',
+    "--models": '{"mine": factory}',
+}
+_LINE_MAGICS = ("nbcompile", "compile_sweep")
 _COMMANDS = {
     "panel": "controls to compile, compare, tune and take back, in the notebook",
     "plan": "which parts of the model would be compiled, and why; compiles nothing",
@@ -59,7 +65,7 @@ def _output_arguments(magic: Any) -> Any:
 
 @magics_class
 class NbcompileMagics(Magics):
-    """The magics of this package. ``%%compile_regional?``, ``%%tune?`` and ``%nbcompile?`` show their manuals."""
+    """The magics of this package. ``%%compile_regional?``, and so on, show their manuals."""
 
     shell: Any  # IPython declares it optional; a registered magic always has one
     again: Again  # set by load()
@@ -104,6 +110,12 @@ class NbcompileMagics(Magics):
         choices=("auto", "compile", "eager"),
         default="auto",
         help="What to do with the parts outside the repeated blocks. Default: auto: compile them where it pays.",
+    )
+    @argument(
+        "--cuda-graph",
+        action="store_true",
+        help="""Record the whole step as a CUDA graph and replay it: for calls without gradients whose shapes come
+        again. Where that cannot be, the model runs as without it and the report says why.""",
     )
     @argument(
         "--compare",
@@ -218,6 +230,85 @@ class NbcompileMagics(Magics):
             report.apply(model)
         return report
 
+    @no_var_expand
+    @line_magic
+    @magic_arguments()
+    @argument(
+        "--preset",
+        metavar="NAME",
+        help="""cpu: two small Llama shapes, a quarter of an hour on two cores. document: Llama 1B to 13B in half
+        precision on a CUDA device.""",
+    )
+    @argument(
+        "--models",
+        metavar="NAME",
+        help="""In place of a preset, your own models: a variable that holds a dictionary from names to functions, each
+        called with a batch size, which give a model and the keyword arguments of one call.""",
+    )
+    @argument("--batches", metavar="N,N", help="Batch sizes, separated by commas. Default: the preset's; else 1.")
+    @argument(
+        "--tasks",
+        metavar="NAMES",
+        help="Any of inference, forward and training, separated by commas. Default: the preset's.",
+    )
+    @argument("--strategies", metavar="NAMES", help="What is held against eager, separated by commas. Default: all.")
+    @argument("--backend", metavar="NAME", help="The compiler. Default: inductor.")
+    @argument("--mode", metavar="NAME", help="A key of torch._inductor.list_mode_options().")
+    @argument("-r", dest="rounds", type=int, metavar="ROUNDS", default=5, help="Timed rounds. Default: 5.")
+    @argument(
+        "--folder",
+        metavar="FOLDER",
+        help="Where each finished cell of the sweep is written at once, so that a later kernel goes on with it.",
+    )
+    @argument("--afresh", action="store_true", help="Measure anew what is measured already.")
+    @_output_arguments
+    def compile_sweep(self, line: str) -> Sweep | None:
+        """Run the benchmark of Accelerate's guide here: strategies over model sizes and batch sizes.
+
+        Each strategy compiles in a process of its own with an empty cache. The output shows how far it is, and then
+        chart, table and whether these figures bear the guide's conclusions out. After an interrupt the same line goes
+        on where it was stopped. Run nothing beside it.
+
+            %compile_sweep --preset cpu
+        """
+        __tracebackhide__ = True
+        with _plain_errors():
+            args = _parse(self.compile_sweep, line)
+            page = _writable(args.html, args.overwrite)
+            keywords = self._sweep_keywords(args)
+        from ..sweep import sweep
+
+        output = Live(self.shell, quiet=args.quiet)
+        try:
+            with output.working, delivered_safely(), working("sweep", output.progress):
+                result = sweep(**keywords, progress=output.progress)
+        except BaseException as error:
+            notes = getattr(error, "__notes__", [])
+            output.end(f"stopped: {notes[-1]}" if isinstance(error, KeyboardInterrupt) and notes else "stopped")
+            if isinstance(error, NbcompileError):
+                raise MagicUsageError(str(error)) from None
+            raise
+        self._conclude(args, page, output, result)
+        return result if args.output else None
+
+    def _sweep_keywords(self, args: argparse.Namespace) -> dict[str, Any]:
+        """The keywords for the core, which says what is wrong with them."""
+        keywords: dict[str, Any] = {"rounds": args.rounds, "resume": not args.afresh}
+        for name in ("preset", "backend", "mode"):
+            keywords[name] = None if (value := getattr(args, name)) is None else unquote(value)
+        for name in ("tasks", "strategies", "batches"):
+            given = getattr(args, name)
+            keywords[name] = None if given is None else [part.strip() for part in unquote(given).split(",")]
+        if keywords["batches"] is not None:
+            if not all(batch.isdecimal() for batch in keywords["batches"]):
+                raise UsageError(f"--batches takes whole numbers from 1 on, separated by commas, not {args.batches!r}")
+            keywords["batches"] = [int(batch) for batch in keywords["batches"]]
+        if args.models is not None:
+            keywords["models"] = _dictionary("--models", args.models, self.shell.user_ns)
+        if args.folder is not None:
+            keywords["folder"] = os.path.expanduser(unquote(args.folder))
+        return keywords
+
     def _step_and_model(self, args: argparse.Namespace, cell: str, usage: str) -> tuple[Step, Module]:
         """The cell's body as a step, and the model that is meant."""
         step = Step(self.shell, cell)
@@ -244,16 +335,21 @@ class NbcompileMagics(Magics):
         except BaseException as error:
             _show_so_far(model, before, error, output)
             _raise_from_cell(error, step)
+        self._conclude(args, page, output, report)
+        return report if args.output else None
+
+    def _conclude(self, args: argparse.Namespace, page: Path | None, output: Live, found: Report | Sweep) -> None:
+        """Show what was found, as the options say."""
+        __tracebackhide__ = True
         if args.output:
-            output.end(repr(report))  # the report itself is shown as the cell's result
+            output.end(repr(found))  # it is shown as the cell's result
         else:
-            output.report(report)
+            output.report(found)
         if args.verbose and not args.quiet and "text/html" in self.shell.display_formatter.active_types:
-            print(report.to_text())  # a terminal has shown that already
+            print(found.to_text())  # a terminal has shown that already
         if page is not None:
             with _plain_errors():
-                _write_page(report, page, args.overwrite)
-        return report if args.output else None
+                _write_page(found, page, args.overwrite)
 
     def _measure(
         self, model: Module, step: Step, args: argparse.Namespace, settings: dict[str, Any], output: Live
@@ -281,6 +377,8 @@ class NbcompileMagics(Magics):
         settings: dict[str, Any] = {"rest": args.rest, "dynamic": DYNAMIC[args.dynamic]}
         if args.fullgraph:
             settings["fullgraph"] = True
+        if args.cuda_graph:
+            settings["cuda_graph"] = True
         if args.backend is not None:
             value = self.shell.user_ns.get(unquote(args.backend))
             settings["backend"] = value if callable(value) else unquote(args.backend)
@@ -424,7 +522,7 @@ def _plain_errors() -> Iterator[None]:
 
 
 def _parse(magic: Any, line: str) -> argparse.Namespace:
-    name = f"%{magic.__name__}" if magic.__name__ == "nbcompile" else f"%%{magic.__name__}"
+    name = f"{'%' if magic.__name__ in _LINE_MAGICS else '%%'}{magic.__name__}"
     try:
         args: argparse.Namespace = parse_argstring(magic, line)
     except (MagicUsageError, ValueError) as error:  # ValueError: a quote that is never closed
@@ -470,7 +568,7 @@ def _writable(file: str | None, overwrite: bool) -> Path | None:
     return path
 
 
-def _write_page(report: Report, path: Path, overwrite: bool) -> None:
+def _write_page(report: Report | Sweep, path: Path, overwrite: bool) -> None:
     try:
         report.to_html(path, overwrite=overwrite)
     except OSError as error:
@@ -517,5 +615,6 @@ def _short_help() -> str:
     lines = {f"%nbcompile {name}": text for name, text in _COMMANDS.items()}
     lines["%%compile_regional?"] = "the manual of the cell magic that compiles and compares"
     lines["%%tune?"] = "the manual of the cell magic that finds the best setting"
+    lines["%compile_sweep?"] = "the manual of the benchmark over model sizes and batch sizes"
     width = max(map(len, lines))
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..report import Report
+    from ..sweep import Sweep
 
 
 class CellOutput:
@@ -34,8 +35,8 @@ class CellOutput:
         """Show a line of plain text."""
         self.publish({"text/plain": text}, {})
 
-    def report(self, report: Report) -> None:
-        """Show a report in all its forms."""
+    def report(self, report: Report | Sweep) -> None:
+        """Show a report, or all those of a sweep, in all forms."""
         if not self._quiet:
             data, metadata = self._shell.display_formatter.format(report)
             self.publish(data, metadata)

@@ -286,6 +286,7 @@ def _draw_steady_time(page: _Page, times: list[Steady]) -> None:
                         f"{spread_seconds(steady.seconds, steady.half_spread)} (± half the interquartile range)",
                         *([f"{ratio(steady.speed)} the speed of eager"] if steady.speed is not None else []),
                         *([f"median of {count(steady.repeats)} rounds"] if steady.repeats > 0 else []),
+                        *([steady.dispatch] if steady.dispatch else []),
                     ]
                 )
                 for steady in times

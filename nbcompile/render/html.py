@@ -62,7 +62,7 @@ max-width:32em}
 
 _PAGE_STYLE = """
 :root{color-scheme:light dark}
-body{margin:24px auto;padding:0 16px;max-width:960px;font-family:system-ui,sans-serif;color:#1a1a1a;background:#fff;\
+body{margin:24px auto;padding:0 16px;font-family:system-ui,sans-serif;color:#1a1a1a;background:#fff;\
 overflow-wrap:anywhere}
 @media (prefers-color-scheme:dark){body{color:#e0e0e0;background:#111}}
 """
@@ -114,12 +114,13 @@ def render_page(report: Report) -> str:
     return page(title, report.created, render_html(report))
 
 
-def page(title: str, created: str, body: str) -> str:
+def page(title: str, created: str, body: str, *, width: int = 960) -> str:
     """A whole page around a fragment.
 
     Args:
         title, created: text, not HTML.
         body: HTML.
+        width: how wide it may be, in pixels.
     """
     title = escape_html(title)
     when = f'<p style="opacity:.75">{escape_html(created, 60)}</p>' if created else ""
@@ -128,7 +129,7 @@ def page(title: str, created: str, body: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         # Should a mistake ever let a report's text through, the browser still fetches and runs nothing.
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{title}</title><style>{_PAGE_STYLE}</style></head>\n"
+        f"<title>{title}</title><style>{_PAGE_STYLE}body{{max-width:{width}px}}</style></head>\n"
         f"<body><h1>{title}</h1>{when}{body}</body></html>\n"
     )
 

@@ -73,6 +73,7 @@ class Steady:
     speed: float | None
     repeats: int
     colour: str
+    dispatch: str = ""
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,7 @@ def steady_times(report: Report) -> list[Steady]:
                     speed(eager_of(report), strategy),
                     strategy.steady_repeats,
                     colour(name, index),
+                    dispatch(strategy),
                 )
             )
     return found if any(steady.seconds for steady in found) else []
@@ -234,6 +236,18 @@ def speed(eager: Strategy | None, strategy: Strategy) -> float | None:
     """How many times as fast as eager a call is."""
     theirs, ours = amount(eager.steady_seconds) if eager else None, amount(strategy.steady_seconds)
     return amount(theirs / ours) if theirs and ours else None
+
+
+def dispatch(strategy: Strategy) -> str:
+    """What calling a strategy's compiled blocks costs beside their kernels, in words; ``""`` if it was not measured."""
+    one, calls, step = map(amount, (strategy.dispatch_seconds, strategy.dispatch_calls, strategy.steady_seconds))
+    if one is None or not calls:
+        return ""
+    words = f"a block's call costs {seconds(one)} beside its kernels"
+    if calls == 1:
+        return words if step is None else f"{words}, of a step of {seconds(step)}"
+    of = "a step" if step is None else f"a step of {seconds(step)}"
+    return f"{words}; {count(calls)} calls: {seconds(calls * one)} of {of}"
 
 
 def break_even(eager: Strategy | None, name: str, strategy: Strategy) -> str:

@@ -87,6 +87,7 @@ def _steady_time(times: list[Steady]) -> str:
             steady.name,
             spread_seconds(steady.seconds, steady.half_spread),
             *([f"median of {count(steady.repeats)} rounds"] if steady.repeats > 0 else []),
+            *([steady.dispatch] if steady.dispatch else []),
         ]
         body.append(words(_LEFT - 8, y + 17, middle(steady.name, _LABEL), anchor="end", hint=hint))
         body.append(rectangle(_LEFT, y + 4, steady.seconds * scale, row - 8, steady.colour, hint))

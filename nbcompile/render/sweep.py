@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from ..conclusions import Conclusion
 
 _MOST_ROWS = 400
+#: A row for each cell and strategy has twelve columns, more than fit where lines of text are still easy to read.
+_PAGE_WIDTH = 1320
+_STYLE = """
+.nbc-report.nbc-sweep{max-width:none}
+.nbc-sweep>p,.nbc-sweep>ol,.nbc-sweep>ul{max-width:960px}
+.nbc-sweep .nbc-table th,.nbc-sweep .nbc-table td{padding:3px 7px}
+.nbc-sweep .nbc-table tbody th{min-width:7em}
+"""
 _TITLE = "Strategies over model sizes and batch sizes"
 _HEADERS = (
     *("model", "parameters", "batch", "task", "strategy", "cold start", "steady", "vs eager", "break-even"),
@@ -84,7 +92,7 @@ def render_text(reports: Sequence[Report], conclusions: Sequence[Conclusion], no
 
 def render_html(reports: Sequence[Report], conclusions: Sequence[Conclusion], notes: Sequence[str]) -> str:
     """A sweep as an HTML fragment without scripts."""
-    parts = [f"<style>{STYLE}</style>", f'<p class="nbc-head">{_TITLE}</p>']
+    parts = [f"<style>{STYLE}{_STYLE}</style>", f'<p class="nbc-head">{_TITLE}</p>']
     parts += [f'<p class="nbc-faint">{escape_html(line, 600)}</p>' for line in _environment(reports)]
     items = "".join(
         f"<li>{escape_html(found.claim)} <b>Borne out: {escape_html(found.verdict, 40)}.</b> "
@@ -99,13 +107,13 @@ def render_html(reports: Sequence[Report], conclusions: Sequence[Conclusion], no
     if said := _notes(reports, notes):
         items = "".join(f"<li>{escape_html(note, 400)}</li>" for note in said)
         parts.append(f'<ul class="nbc-notes" aria-label="Notes">{items}</ul>')
-    return f'<div class="nbc-report">{"".join(parts)}</div>'
+    return f'<div class="nbc-report nbc-sweep">{"".join(parts)}</div>'
 
 
 def render_page(reports: Sequence[Report], conclusions: Sequence[Conclusion], notes: Sequence[str]) -> str:
     """A sweep as a whole HTML page."""
     created = max((report.created for report in reports), default="")
-    return page(_TITLE, created, render_html(reports, conclusions, notes))
+    return page(_TITLE, created, render_html(reports, conclusions, notes), width=_PAGE_WIDTH)
 
 
 def mime_bundle(reports: Sequence[Report], conclusions: Sequence[Conclusion], notes: Sequence[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..report import PHASE_TITLES, PHASES, Recompile, RegionCheck, Report, Snapshot, Strategy
 from .advice import is_eager, number_of_calls
-from .series import break_even, compile_sections, half_spread, ordered_trials, speed
+from .series import break_even, compile_sections, dispatch, half_spread, ordered_trials, speed
 from .units import (
     ABSENT,
     amount,
@@ -207,7 +207,8 @@ def _strategies(report: Report) -> Table | None:
         for name, strategy in strategies
     ]
     headers = ("strategy", "cold start", "steady", "vs eager", "peak memory", "max diff", "graphs", "break-even")
-    footnote = _repeats([strategy for _, strategy in strategies])
+    calls = [f"{clean(name, 40)}: {said}" for name, strategy in strategies if (said := dispatch(strategy))]
+    footnote = "; ".join(filter(None, [_repeats([strategy for _, strategy in strategies]), *calls]))
     return _without_empty_columns(Table("Strategies", headers, "lrrrrrrr", rows, footnote=footnote), keep=4)
 
 
