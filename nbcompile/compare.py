@@ -360,8 +360,14 @@ class Measurement:
             return
         self.tell(f"{name}: what a block's call costs beside its kernels")
         figures = self.figures[name]
-        with self.under(name)():
-            found, left_out = dispatch.measure_dispatch(compilation, self.step)
+        try:
+            with self.under(name)():
+                found, left_out = dispatch.measure_dispatch(compilation, self.step)
+        except Exception as error:  # what was measured before is not lost for this figure
+            figures.notes.append(
+                f"what a block's call costs beside its kernels is not measured: {type(error).__name__}: {error}"[:300]
+            )
+            return
         if found is not None:
             figures.dispatch_seconds, figures.dispatch_spread = found.seconds, found.spread
             figures.dispatch_repeats, figures.dispatch_calls = found.repeats, found.calls

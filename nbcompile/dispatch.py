@@ -139,7 +139,9 @@ class _Watch:
         group = region.group
         latest, fitted, known = group.latest, group.fitted, region.fast
         recorded: list[tuple[FastPath, bool, tuple[Any, ...], Any]] = []
-        copies = {path.with_graph(_recorder(path, hidden, recorded)): path for path, hidden in known if path.graph}
+        copies = {
+            path.with_graph(_recorder(path, hidden, recorded)): path for path, hidden in known if path.graph is not None
+        }
         region.fast = recording = [
             (next((copy for copy, original in copies.items() if original is path), path), hidden)
             for path, hidden in known

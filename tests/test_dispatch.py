@@ -275,3 +275,28 @@ def test_a_file_without_the_figure_and_one_with_nonsense() -> None:
     data["strategies"]["regional"]["dispatch_seconds"] = "fast"
     with pytest.raises(ReportError, match="dispatch_seconds"):
         Report.from_dict(data)
+
+
+def test_a_figure_that_cannot_be_had_loses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a measurement that fails WHEN strategies are compared THEN the rest is there, and the reason is told
+    def broken(*args: object) -> None:
+        raise RuntimeError("no such block")
+
+    monkeypatch.setattr("nbcompile.dispatch.measure_dispatch", broken)
+    model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()) for _ in range(2)])
+    report = nbcompile.compare(model, lambda: model(torch.ones(1, 4)), ["eager", "regional"], backend="eager", rounds=1)
+    regional = report.strategies["regional"]
+    assert regional.steady_seconds is not None
+    assert regional.dispatch_seconds is None
+    assert any("no such block" in note for note in regional.notes)
+
+
+def test_a_graph_that_is_a_module_is_called_as_any_other() -> None:
+    # GIVEN a backend that hands the graph back: a module that is there, yet has no length
+    model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()) for _ in range(2)])
+    x = torch.ones(1, 4)
+    report = nbcompile.compare(
+        model, lambda: model(x), ["eager", "regional"], backend=lambda graph, inputs: graph, rounds=1
+    )
+    assert report.strategies["regional"].failure in (None, "")
+    assert not any("not measured: TypeError" in note for note in report.strategies["regional"].notes)

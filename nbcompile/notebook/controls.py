@@ -167,7 +167,7 @@ class Panel:
         self.buttons = {action: _button(action) for action in ACTIONS}
         self.compared = {
             offer.value: widgets.Checkbox(
-                not offer.reason,
+                not offer.reason and offer.value in choices.compare,
                 description=offer.text,
                 disabled=bool(offer.reason),
                 indent=False,

@@ -231,7 +231,7 @@ def test_a_busy_kernel_is_not_waited_for(lab_with_extension: Lab) -> None:
     )
     # WHEN a cell is inserted THEN the names are asked for at once, and the cell is there while the kernel is busy
     execute(lab, "nbcompile:insert-plan")
-    dialog(lab).get_by_text("The kernel is busy").wait_for(timeout=2000)
+    dialog(lab).get_by_text("The kernel is busy").wait_for(timeout=10_000)  # it is busy for a minute
     dialog(lab).get_by_label("Model", exact=True).fill("pipe.unet")
     lab.page.keyboard.press("Enter")
     lab.page.wait_for_function(f"() => ({SOURCES})().includes('%load_ext nbcompile\\n%nbcompile plan pipe.unet')")
