@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         "--preset",
         required=True,
         metavar="NAME",
-        help="cpu: two small Llama shapes, a quarter of an hour on two cores; "
+        help="cpu: two small Llama shapes, for a machine of two cores; "
         "document: Llama 1B, 3B, 8B and 13B in float16 on a CUDA device, as in the published table",
     )
     sweep.add_argument("--out", required=True, metavar="FOLDER", help="where the reports and sweep.html are written")

@@ -49,7 +49,7 @@ class Preset:
 
 
 PRESETS = {
-    # Two cores compile and time all of it in a quarter of an hour.
+    # Small enough for a machine of two cores.
     "cpu": Preset(
         {
             "Llama 3x192": LlamaShape(3, 192, 512, 6, 6, 32, 1024, True),

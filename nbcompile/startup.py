@@ -93,7 +93,8 @@ def _probe() -> None:
     named = cpu_vec_isa.x86_isa_checker()
     kinds = [kind for kind in cpu_vec_isa.supported_vec_isa_list if all(flag in named for flag in str(kind).split())]
     with ThreadPoolExecutor(max_workers=2) as pool:
-        list(pool.map(lambda kind: contextvars.copy_context().run(bool, kind), kinds))
+        for kind in kinds:
+            pool.submit(contextvars.copy_context().run, bool, kind)
 
 
 def ahead() -> Ahead:
@@ -140,7 +141,10 @@ class Ahead:
         yield
         while _thread is not None and _thread.is_alive():
             yield
-        if torch.cuda.is_available() or _thread is None or _logged():
+        if _thread is None:
+            self.state = "nothing that can be done ahead on this system"
+            return
+        if torch.cuda.is_available() or _logged():
             self.state = "done: modules imported"
             return
         _compile_small_block()
@@ -167,18 +171,38 @@ def _logged() -> bool:
     return any(os.environ.get(name) for name in ("TORCH_LOGS", "TORCH_TRACE", "TORCH_COMPILE_DEBUG"))
 
 
-@contextlib.contextmanager
-def fewer_collections() -> Iterator[None]:
+class _FewerCollections:
     """Let Python look for unreachable cycles less often, for the time of a compile.
 
     A compile makes millions of objects and keeps most of them until it ends. By default each 700 start a collection,
     and the largest of these go through all objects of the process, of which torch alone has a million.
+
+    The threshold is the process's: compiles in several threads, or within each other, share it, and the last one to
+    end puts it back.
     """
-    before = gc.get_threshold()
-    if before[0]:
-        gc.set_threshold(max(before[0], 100_000), *before[1:])
-    try:
-        yield
-    finally:
-        if before[0]:
-            gc.set_threshold(*before)
+
+    _LEAST = 100_000
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before: tuple[int, int, int] | None = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            before = gc.get_threshold()
+            if self._inside == 1 and 0 < before[0] < self._LEAST:  # 0: the user has switched it off
+                self._before = before
+                gc.set_threshold(self._LEAST, *before[1:])
+
+    def __exit__(self, *raised: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0 and self._before is not None:
+                if gc.get_threshold()[0] == self._LEAST:  # or someone has set another one since
+                    gc.set_threshold(*self._before)
+                self._before = None
+
+
+fewer_collections = _FewerCollections()

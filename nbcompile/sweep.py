@@ -153,7 +153,7 @@ def sweep(
 
     Args:
         preset: ``"cpu"``: two small Llama shapes in float32, a forward under ``no_grad`` and a training step, at batch
-            1 and 4, a quarter of an hour on two cores. ``"document"``: the shapes of Llama 1B, 3B, 8B and 13B in
+            1 and 4, for a machine of two cores. ``"document"``: the shapes of Llama 1B, 3B, 8B and 13B in
             float16 on a CUDA device, batch 1 and 4, sequence 128, a forward that records gradients: what the table
             measures that accelerate has published. The weights are random.
         models: your own, in place of a preset: by name a function that is called with a batch size and gives the model

@@ -161,7 +161,7 @@ class Variant:
     def call(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call :attr:`function`. What is compiled by that is spared a note to the profiler at each call."""
         if not self.log.compiles:
-            with startup.fewer_collections():
+            with startup.fewer_collections:
                 return self._call(block, args, kwargs)
         return self._call(block, args, kwargs)
 

@@ -6,10 +6,13 @@ import gc
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
+import torch
 
+import nbcompile
 from nbcompile import events, startup
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,6 +80,8 @@ def test_a_process_does_its_own_part_ahead_and_leaves_no_trace(tmp_path: Path) -
         + textwrap.dedent("""
         torch.set_default_dtype(torch.float64)
         torch._dynamo.config.recompile_limit = 77
+        if torch.__version__ >= "2.12":  # before, settings are the process's and no context's
+            torch._inductor.config.cpp.simdlen = 1  # no vectors: other kernels, which nobody has compiled ahead
         begun = nbcompile.warm_up()
         begun.wait()
         commands.clear()
@@ -84,6 +89,7 @@ def test_a_process_does_its_own_part_ahead_and_leaves_no_trace(tmp_path: Path) -
         nbcompile.warm_up(wait=True)
         print(begun.state, built(), counters() == before, startup.ahead().state, startup.ahead().step())
         print(torch._dynamo.config.recompile_limit, torch.is_grad_enabled(), torch.get_default_dtype())
+        torch._inductor.config.cpp.simdlen = None
         commands.clear()
         model.double()
         nbcompile.compile_regions(model)
@@ -113,14 +119,46 @@ def test_nothing_is_compiled_ahead_where_someone_looks_at_all_that_is_compiled(t
 
 def test_fewer_collections_for_a_compile_and_then_as_before() -> None:
     before = gc.get_threshold()
-    with startup.fewer_collections():
-        assert gc.get_threshold()[0] >= 100_000
+    seen = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        seen.append(gc.get_threshold()[0])
+        return graph.forward
+
+    model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(2)])
+    nbcompile.compile_regions(model, backend=backend)
+    with torch.no_grad():
+        model(torch.ones(2, 8))
+    assert seen == [100_000]
     assert gc.get_threshold() == before
-    # AND where the user has switched the collector off, it stays off
-    gc.set_threshold(0)
+
+
+def test_compiles_in_several_threads_put_the_collector_back_once_the_last_has_ended() -> None:
+    before = gc.get_threshold()
+    inside, go_on = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with startup.fewer_collections:
+            inside.set()
+            go_on.wait(30)
+
+    thread = threading.Thread(target=other)
+    with startup.fewer_collections:
+        thread.start()
+        assert inside.wait(30)
+    assert gc.get_threshold()[0] == 100_000
+    go_on.set()
+    thread.join()
+    assert gc.get_threshold() == before
+    # AND what the user has set stays: none at all, or another threshold set meanwhile
     try:
-        with startup.fewer_collections():
+        gc.set_threshold(0)
+        with startup.fewer_collections:
             assert gc.get_threshold()[0] == 0
+        gc.set_threshold(*before)
+        with startup.fewer_collections:
+            gc.set_threshold(5_000, 20, 20)
+        assert gc.get_threshold() == (5_000, 20, 20)
     finally:
         gc.set_threshold(*before)
 

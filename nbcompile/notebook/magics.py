@@ -236,8 +236,8 @@ class NbcompileMagics(Magics):
     @argument(
         "--preset",
         metavar="NAME",
-        help="""cpu: two small Llama shapes, a quarter of an hour on two cores. document: Llama 1B to 13B in half
-        precision on a CUDA device.""",
+        help="""cpu: two small Llama shapes, for a machine of two cores. document: Llama 1B to 13B in half precision on
+        a CUDA device.""",
     )
     @argument(
         "--models",
