@@ -125,6 +125,7 @@ def test_status_is_answered_and_sent_while_the_main_thread_compiles(front: Front
         front.ended(cell, 60)
 
 
+@pytest.mark.alone  # rounds that lack the cores are taken again, and do not count as done
 def test_status_is_answered_while_rounds_are_timed(front: FrontEnd) -> None:
     # GIVEN rounds that take some seconds, during which no onlooker is to draw
     front.ask("watch")
