@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from .errors import NoRepeatedBlocksError as NoRepeatedBlocksError
     from .errors import ReportError as ReportError
     from .errors import UsageError as UsageError
+    from .integrations.accelerate import Accelerator as Accelerator
     from .notebook.panel import panel as panel
     from .plugin import TorchDynamoPlugin as TorchDynamoPlugin
+    from .ranks import gather_report as gather_report
     from .regions import RegionPlan as RegionPlan
     from .regions import plan_regions as plan_regions
     from .report import Report as Report
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULE_OF = {
+    "Accelerator": "integrations.accelerate",
     "CompilationError": "errors",
     "CompilationWarning": "errors",
     "NbcompileError": "errors",
@@ -56,6 +59,7 @@ _MODULE_OF = {
     "compile_model": "compiler",
     "compile_regions": "compiler",
     "eager": "compiler",
+    "gather_report": "ranks",
     "load_report": "report",
     "panel": "notebook.panel",
     "plan_regions": "regions",
@@ -67,7 +71,7 @@ _MODULE_OF = {
 }
 
 #: Modules that import torch's compiler, which needs a cache folder that it can use.
-_NEED_COMPILER = ("compare", "compiler", "notebook.panel", "sweep", "tune")
+_NEED_COMPILER = ("compare", "compiler", "integrations.accelerate", "notebook.panel", "ranks", "sweep", "tune")
 
 __all__ = [*_MODULE_OF, "__version__"]
 

@@ -2,6 +2,10 @@
 
 A *border* is the function in a block's slot for a compiled call. It picks the block's variant, calls it, and notes the
 outcome. It must be cheap, since it runs once per block and step: a few attribute reads when nothing changed.
+
+Hooks on the block itself run around the compiled code, as Python. So they are always the ones in force, blocks that
+differ in nothing else share their code, and what hooks must do before the code is entered is done before: those of
+FSDP and of DeepSpeed gather the block's weights. Hooks on modules inside a block are traced with it.
 """
 
 from __future__ import annotations
@@ -16,10 +20,11 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException, TorchRuntimeError
+from torch.utils.hooks import BackwardHook
 
 from . import causes, events, explain
 from .errors import CompilationError, leave_out_compiler
-from .fastpath import FastPath, ordinary_stance
+from .fastpath import FastPath, guards_are_collective, ordinary_stance
 from .integrations import transformers
 from .variants import Circumstances, Group, Variant
 from .variants import call as _call
@@ -28,6 +33,11 @@ COMPILER_ERRORS = (TorchDynamoException, FailOnRecompileLimitHit)
 
 #: Hooks that are registered anew at each call would need a new variant each time; after this many a block stays eager.
 _MOST_HOOKED_VARIANTS = 8
+_GATHERED_INSIDE = (
+    "DeepSpeed's ZeRO 3 gathers the weights of each module inside it apart, by hooks; have it gather whole blocks: "
+    "train with nbcompile.Accelerator, or call deepspeed.utils.set_z3_leaf_module(block, True) for each block before "
+    "deepspeed.initialize"
+)
 #: So many versions of its code (other shapes, other flags) a block tries before it goes the compiler's own way.
 _MOST_FAST_PATHS = 4
 
@@ -60,6 +70,8 @@ class Region:
         self.registrations = registrations.count
         self.hooks, self.backward_hooks = hook_dictionaries(block)
         self.all_hooks = self.hooks + self.backward_hooks
+        self.traced_hooks = self.hooks[:_GLOBAL] + self.hooks[_GLOBAL + _OWN :]
+        self.inner_backward_hooks = self.backward_hooks[:_GLOBAL] + self.backward_hooks[_GLOBAL + _OWN :]
         self.index_holders = transformers.index_holders(block)
         self.index = transformers.own_index(self.index_holders)
 
@@ -67,6 +79,10 @@ class Region:
         """The variant for this call; ``None`` if the block had better run eager."""
         variant = self.table.get(circumstances)
         if variant is None:
+            if any(str(getattr(hook, "__module__", "")).startswith("deepspeed.") for hook in hooks):
+                self.group.warn(f"runs eager: {_GATHERED_INSIDE}")  # traced, they can end the process
+                self.ran(False, _GATHERED_INSIDE)
+                return None
             if hooks and sum(1 for known in self.table if known.hooks) >= _MOST_HOOKED_VARIANTS:
                 reason = "its hooks are new at each call, and each would need a compile of its own: register them once"
                 self.group.warn(f"runs eager: {reason}")
@@ -174,27 +190,37 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
     def border(*args: Any, **kwargs: Any) -> Any:
         if is_compiling() or is_tracing():  # someone compiles or traces the model around us: be invisible
             return call_impl(*args, **kwargs)
+        if region.registrations != registrations.count:
+            region.look_at(block)
+            group.look_at_methods()
+        if any(region.all_hooks):
+            around = _own_hooks_can_run_around(block)
+            if any(region.inner_backward_hooks if around else region.backward_hooks):
+                region.ran(False, "it has backward hooks, which compiled code does not always run")
+                return call_impl(*args, **kwargs)
+            if around:
+                return _run_around(block, inside, args, kwargs)
+        return inside(call_impl, False, args, kwargs)
+
+    def inside(eager: Callable[..., Any], hooked: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call without the block's own hooks if it is ``hooked``; ``eager`` is how to make it uncompiled."""
         if position <= group.latest:  # no further on than the block before: a new step begins
             new_step, group.fitted = True, None
         else:
             new_step = False
-        if region.registrations != registrations.count:
-            region.look_at(block)
-            group.look_at_methods()
-        elif new_step:
+        if new_step:
             methods.check()
+            group.exchanges = group.guard_collectives or guards_are_collective()
         group.latest = position
         given = args, kwargs
         hooks: Sequence[Any] = ()
         for value in args:
             if isinstance(value, Tensor) and value.is_nested:
                 region.ran(False, "it was handed a nested tensor, on which the compiler's guards can end the process")
-                return call_impl(*args, **kwargs)
-        if any(region.all_hooks):
-            if any(region.backward_hooks):
-                region.ran(False, "it has backward hooks, which compiled code does not always run")
-                return call_impl(*args, **kwargs)
-            hooks = [hook for dictionary in region.hooks for hook in dictionary.values()]
+                return eager(*args, **kwargs)
+        watched = region.traced_hooks if hooked else region.hooks
+        if any(watched):
+            hooks = [hook for dictionary in watched for hook in dictionary.values()]
         put_back, cache_kind = None, ""
         # a hook may look at the block's index, so under hooks the index has to mean what it says
         if region.index is not None and not hooks and (cache := cache_class()) is not None:
@@ -205,7 +231,7 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
                         args, kwargs, put_back, cache_kind = narrowed
                     break
         hidden = put_back is not None
-        direct = not hooks and ordinary_stance()
+        direct = not hooks and not group.exchanges and ordinary_stance()
         arguments = {"block": block, "args": args, "kwargs": kwargs}
         if direct and region.fast_version == methods.version:
             for path, for_hidden in region.fast:
@@ -222,13 +248,14 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
             tuple([name for name, value in kwargs.items() if value is None]),
             tuple(map(id, hooks)),
             methods.version,
+            hooked,
         )
         variant = table.get(circumstances) or region.pick(circumstances, hooks)
         if variant is None:
-            return call_impl(*given[0], **given[1])
+            return eager(*given[0], **given[1])
         if variant.broken:
             region.ran(False, "compiling failed")
-            return call_impl(*given[0], **given[1])
+            return eager(*given[0], **given[1])
         if direct:
             way = region.learn_fast_path(variant, arguments, index_hidden=hidden, version=circumstances.code)
             if way is not None:
@@ -250,7 +277,7 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
                 raise  # code before a graph break has run: running the block again could do things twice
             if variant.plugin.fullgraph and not isinstance(error, TorchRuntimeError):
                 raise _fullgraph_error(region, variant, error) from error
-            result = call_impl(*given[0], **given[1])  # a TorchRuntimeError is mostly the model's own: then this raises
+            result = eager(*given[0], **given[1])  # a TorchRuntimeError is mostly the model's own: then this raises
             variant.broken = True
             variant.note_failure(error)
             return result
@@ -340,6 +367,48 @@ def hook_dictionaries(block: nn.Module) -> tuple[Hooks, Hooks]:
         forward += (module._forward_hooks, module._forward_pre_hooks)
         backward += (module._backward_hooks, module._backward_pre_hooks)
     return tuple(forward), tuple(backward)
+
+
+#: How many dictionaries :func:`hook_dictionaries` puts first: those of hooks on all modules, then the block's own.
+_GLOBAL, _OWN = 2, 2
+
+
+def _own_hooks_can_run_around(block: nn.Module) -> bool:
+    """Whether the block has hooks of its own, and none that only torch's own call can run at the right moment."""
+    own = nn.modules.module
+    backward = block._backward_hooks or block._backward_pre_hooks
+    if not (block._forward_hooks or block._forward_pre_hooks or backward):
+        return False
+    if backward and block._is_full_backward_hook is False:  # of the old kind, which looks at the result's graph
+        return False
+    everywhere = own._global_forward_hooks or own._global_forward_pre_hooks
+    return not (everywhere or block._forward_hooks_always_called)
+
+
+def _run_around(block: nn.Module, inside: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a block's own hooks around its call, in the order and with the arguments of ``nn.Module``'s own call."""
+    for key, before in list(block._forward_pre_hooks.items()):
+        if key in block._forward_pre_hooks_with_kwargs:
+            both: Any = before(block, args, kwargs)
+            if both is not None:
+                if not isinstance(both, tuple) or len(both) != 2:
+                    raise RuntimeError(f"a forward pre-hook returns None or (args, kwargs), not {both!r}")
+                args, kwargs = both
+        else:
+            changed: Any = before(block, args)
+            if changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+    backward = None
+    if block._backward_hooks or block._backward_pre_hooks:
+        backward = BackwardHook(block, [*block._backward_hooks.values()], [*block._backward_pre_hooks.values()])
+        args = backward.setup_input_hook(args)
+    result = inside(block.forward, True, args, kwargs)
+    for key, after in list(block._forward_hooks.items()):
+        with_kwargs = key in block._forward_hooks_with_kwargs
+        changed = after(block, args, kwargs, result) if with_kwargs else after(block, args, result)
+        if changed is not None:
+            result = changed
+    return result if backward is None else backward.setup_output_hook(result)
 
 
 def _fullgraph_error(region: Region, variant: Variant, error: BaseException) -> CompilationError:

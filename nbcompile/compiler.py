@@ -29,7 +29,7 @@ from .errors import NoRepeatedBlocksError, UsageError
 from .graphs import Replays, check_setting
 from .nested import Nested, check_available, plan_problem
 from .plugin import Backend, TorchDynamoPlugin
-from .regions import RegionPlan, check_model, class_name, plan_regions
+from .regions import RegionPlan, called_part, check_model, class_name, model_inside, plan_regions
 from .report import Report, Strategy
 from .variants import Group, all_variants, call
 
@@ -57,7 +57,9 @@ class Compilation:
         plan: RegionPlan | None,
         rest: str = "auto",
         cuda_graph: bool = False,
+        guard_collectives: bool = False,
     ) -> None:
+        self.guard_collectives = guard_collectives
         self.model = weakref.ref(model)
         self.plugin = plugin
         self.strategy = strategy
@@ -88,11 +90,19 @@ class Compilation:
     def _add(self, groups: list[Group], path: str, blocks: Sequence[str]) -> None:
         model = self.model()
         assert model is not None  # called while the caller holds it
-        group = Group(path, class_name(model.get_submodule(blocks[0])), self.plugin, self._identity)
+        name = class_name(model.get_submodule(blocks[0]))
+        group = Group(
+            path,
+            name,
+            self.plugin,
+            self._identity,
+            whole=self.strategy != "regional",
+            guard_collectives=self.guard_collectives,
+        )
         group.known.update(model.get_submodule(path).children())
         groups.append(group)
-        for name in blocks:
-            Region(name, model.get_submodule(name), group)
+        for block in blocks:
+            Region(block, called_part(model.get_submodule(block)), group)
         group.look_at_methods()
 
     def regions(self) -> Iterator[tuple[nn.Module, Region]]:
@@ -176,12 +186,14 @@ def compile_regions(
     regions: Sequence[str | type[nn.Module]] | None = None,
     plugin: TorchDynamoPlugin | None = None,
     cuda_graph: bool = False,
+    guard_collectives: bool = False,
 ) -> nn.Module:
     """Compile a model's repeated blocks, each group sharing its graphs; in place, at each block's first call.
 
-    The keywords are those of ``torch.compile``. Compiling a model again replaces the first settings. A plugin's
-    ``use_regional_compilation`` is for callers that choose between this function and :func:`compile_model`; here it
-    changes nothing.
+    Of a model that is wrapped for training in parallel (DDP, FSDP, DeepSpeed's engine) the model inside is compiled; it
+    may also be wrapped afterwards. The keywords are those of ``torch.compile``. Compiling a model again replaces the
+    first settings. A plugin's ``use_regional_compilation`` is for callers that choose between this function and
+    :func:`compile_model`; here it changes nothing.
 
     Args:
         rest: what to do with parts outside the blocks: ``"auto"`` compiles those that are large enough to pay,
@@ -191,6 +203,10 @@ def compile_regions(
         cuda_graph: record the model's whole step as a CUDA graph and replay it, for calls without gradients whose
             shapes come again. Where that cannot be, the model runs as without it and the report's notes say why; see
             :mod:`nbcompile.graphs`.
+        guard_collectives: where several ranks train together, let all of them compile a block again as soon as one has
+            to. They exchange a word at each block and step for that, so it is slow; it keeps a rank that compiles
+            alone from having the others wait in an exchange of gradients until that times out. All ranks must call
+            the same blocks in the same order.
 
     Returns:
         The same model.
@@ -203,10 +219,22 @@ def compile_regions(
     check_model(model)
     settings = _settings(plugin, fullgraph, dynamic, backend, mode, options, disable)
     check_setting(cuda_graph, settings)
-    plan = plan_regions(model, rest=rest, regions=regions)
-    _refuse_offloaded(model, [path for group in plan.groups for path in group.blocks])
-    startup.begin(settings.backend, describe.device_of(model))
-    adopt(model, Compilation(model, settings, strategy="regional", plan=plan, rest=rest, cuda_graph=cuda_graph))
+    inside = model_inside(model)
+    plan = plan_regions(inside, rest=rest, regions=regions)
+    _refuse_offloaded(inside, [path for group in plan.groups for path in group.blocks])
+    startup.begin(settings.backend, describe.device_of(inside))
+    adopt(
+        inside,
+        Compilation(
+            inside,
+            settings,
+            strategy="regional",
+            plan=plan,
+            rest=rest,
+            cuda_graph=cuda_graph,
+            guard_collectives=guard_collectives,
+        ),
+    )
     return model
 
 
@@ -250,10 +278,11 @@ def compile_model(
             "regions=... names the blocks for strategy='hierarchical'; the strategy 'full' knows no blocks"
         )
     settings = _settings(plugin, fullgraph, dynamic, backend, mode, options, disable)
-    plan = plan_nested(model, regions=regions) if strategy == "hierarchical" else None
-    _refuse_offloaded(model, [""])
-    startup.begin(settings.backend, describe.device_of(model))
-    adopt(model, Compilation(model, settings, strategy=strategy, plan=plan))
+    inside = model_inside(model)
+    plan = plan_nested(inside, regions=regions) if strategy == "hierarchical" else None
+    _refuse_offloaded(inside, [""])
+    startup.begin(settings.backend, describe.device_of(inside))
+    adopt(inside, Compilation(inside, settings, strategy=strategy, plan=plan))
     return model
 
 
@@ -274,8 +303,9 @@ def plan_nested(model: nn.Module, *, regions: Sequence[str | type[nn.Module]] | 
 def restore(model: nn.Module) -> nn.Module:
     """Make the model as if this package had never compiled it, and free the compiled code. Returns the same model."""
     check_model(model)
-    _tunings.pop(id(model), None)
-    take_off(model)
+    inside = model_inside(model)
+    _tunings.pop(id(inside), None)
+    take_off(inside)
     return model
 
 
@@ -352,6 +382,7 @@ def report(model: nn.Module) -> Report:
         UsageError: this package has not compiled the model. A copy of a compiled model is a model of its own.
     """
     check_model(model)
+    model = model_inside(model)
     compilation, tuned = current(model), latest_tuning(model)
     if compilation is None and tuned is not None:
         return tuned
@@ -385,6 +416,7 @@ def latest_tuning(model: nn.Module) -> Report | None:
 
 def current(model: nn.Module) -> Compilation | None:
     """The compilation of a model, if it has one."""
+    model = model_inside(model)
     compilation = _compilations.get(id(model))
     return compilation if compilation is not None and compilation.model() is model else None
 

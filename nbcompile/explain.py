@@ -203,7 +203,7 @@ def _tell_circumstances(circumstances: Sequence[Any], parts: list[list[str]]) ->
         [("training" if c.training else "evaluation") for c in circumstances],
         [c.gradients for c in circumstances],
         [c.cache or "no cache" for c in circumstances],
-        [("hooked" if c.hooks else "not hooked") for c in circumstances],
+        [("hooked" if c.hooks or c.hooked else "not hooked") for c in circumstances],
         [f"version {c.code + 1} of the methods' code" for c in circumstances],
     ]
     absent = [set(c.absent) for c in circumstances]

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch._dynamo import eval_frame
 
+from .parallel import this_rank
+
 #: Guards that ask whether something is the same object, or of the same type, as when the code was traced.
 _IDENTITY = frozenset({"ID_MATCH", "TYPE_MATCH", "CLASS_MATCH", "FUNCTION_MATCH"})
 #: Modes of torch.compile that record CUDA graphs, which count the calls through the compiler's entry.
@@ -121,6 +123,20 @@ def usable(mode: str | None, options: dict[str, Any] | None) -> bool:
     options = options or {}
     recording = options.get("triton.cudagraphs", mode in _RECORDING_MODES)
     return not recording and not torch._inductor.config.triton.cudagraphs
+
+
+def guards_are_collective() -> bool:
+    """Whether ``torch.compiler.set_enable_guard_collectives`` is on in a process that is one of several ranks.
+
+    Then all ranks exchange whether their guards hold, in the compiler's entry: a rank that does not go there would
+    leave the others waiting. Setting it is the only way to ask.
+    """
+    if this_rank() is None:
+        return False
+    enabled: bool = torch.compiler.set_enable_guard_collectives(False)
+    if enabled:
+        torch.compiler.set_enable_guard_collectives(True)
+    return enabled
 
 
 _ordinary: Any = None

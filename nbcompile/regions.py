@@ -34,6 +34,8 @@ _LAYERS_OF_UNKNOWN = 3
 
 _NO_KERNEL = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+#: Wrappers of whole models that :func:`model_inside` looks into.
+_PARALLEL = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine")
 #: Where wrappers keep the module they wrap: FSDP1, activation checkpointing, and what ``torch.compile`` returns.
 _WRAPPED = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 
@@ -179,6 +181,38 @@ def unwrapped(module: nn.Module) -> nn.Module:
         module = inner
 
 
+def model_inside(model: nn.Module) -> nn.Module:
+    """The model that was handed to what trains it in parallel: DDP, FSDP1's outermost wrapper, DeepSpeed's engine.
+
+    Those wrappers run Python of their own around the model's call; the regions are the model's.
+    """
+    while True:
+        inner = model._modules.get("module", model._modules.get("_fsdp_wrapped_module"))
+        if inner is None or not _trains_in_parallel(type(model)):
+            return model
+        model = inner
+
+
+def _trains_in_parallel(kind: type) -> bool:
+    return any(
+        base.__name__ in _PARALLEL and base.__module__.partition(".")[0] in ("torch", "deepspeed")
+        for base in kind.__mro__
+    )
+
+
+def called_part(block: nn.Module) -> nn.Module:
+    """The module whose call is compiled for a block: what a wrapper of FSDP1 or of activation checkpointing calls.
+
+    FSDP1's wrapper gathers the weights in Python around that call. In that of checkpointing FSDP2 has its hooks on the
+    module inside; and it calls that module once more in the backward pass, which is compiled code as well.
+    """
+    while True:
+        inner = next((block._modules[name] for name in _WRAPPED[:2] if name in block._modules), None)
+        if inner is None:
+            return block
+        block = inner
+
+
 def structure(module: nn.Module, *, by_identity: bool = False) -> tuple[object, ...]:
     """What two blocks must have in common to share a graph: their modules' classes and their tensors' kinds.
 
@@ -192,7 +226,8 @@ def structure(module: nn.Module, *, by_identity: bool = False) -> tuple[object, 
         parts.append((name, kind if by_identity else f"{kind.__module__}.{kind.__qualname__}"))
         for key, tensor in (*part._parameters.items(), *part._buffers.items()):
             if tensor is not None:
-                parts.append((key, tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad))
+                shape = getattr(tensor, "ds_shape", tensor.shape)  # whole, where ZeRO 3 keeps a part of it
+                parts.append((key, tuple(shape), tensor.dtype, tensor.device, tensor.requires_grad))
     return tuple(parts)
 
 
@@ -443,4 +478,5 @@ def _is_single_kernel(module: nn.Module) -> bool:
 
 
 def _parameter_count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+    # where ZeRO 3 keeps a part of a parameter, the parameter itself is empty
+    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in module.parameters())

@@ -15,9 +15,12 @@ import dataclasses
 import json
 import math
 import os
+import re
+import statistics
 import tempfile
 import types
 import typing
+from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -311,6 +314,35 @@ class Trial:
         return None if total is None else _float(total)
 
 
+#: A rank that compiled longer than the median of the others by this factor, and by so many seconds, is a straggler.
+_STRAGGLES_FROM, _STRAGGLES_SECONDS = 1.25, 1.0
+
+
+@dataclass
+class Rank:
+    """One of several processes that train a model together, by its own report.
+
+    Attributes:
+        rank: its number in the process group.
+        host: name of the machine that it runs on.
+        instances: repeated blocks; at each one's latest call ``compiled`` of them ran compiled and ``eager`` did not.
+        graphs: number of forward graphs.
+        compile_seconds: wall time of all its compiles.
+        backward_seconds: what part of that was for the backward pass.
+        recompiles: every compile that a guard forced.
+    """
+
+    rank: int
+    host: str = ""
+    instances: int = 0
+    compiled: int = 0
+    eager: int = 0
+    graphs: int = 0
+    compile_seconds: float | None = None
+    backward_seconds: float | None = None
+    recompiles: list[Recompile] = field(default_factory=list)
+
+
 @dataclass
 class Event:
     """A stretch of compiling: region path, phase (see :data:`PHASES`), start and length in seconds.
@@ -369,6 +401,7 @@ class Report:
     tuning: list[Trial] = field(default_factory=list)
     timeline: list[Event] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    ranks: list[Rank] = field(default_factory=list)  # of several processes; the rest is the first one's own
     progress: Snapshot | None = None  # of a finished report there is none
 
     # -- data ---------------------------------------------------------------------------------------------------
@@ -427,6 +460,38 @@ class Report:
         if path.suffix != ".json":
             path = path.with_name(path.name + FILE_ENDING)
         return write_file(path, self.to_json(indent=1) + "\n", overwrite=overwrite)
+
+    # -- several processes: arithmetic on what each of them told ---------------------------------------------------
+
+    def stragglers(self) -> list[Rank]:
+        """The ranks that compiled clearly longer than the others did, for which all others waited."""
+        times = {rank.rank: rank.compile_seconds for rank in self.ranks if rank.compile_seconds is not None}
+        found = []
+        for rank in self.ranks:
+            others = [seconds for number, seconds in times.items() if number != rank.rank]
+            if rank.rank in times and others:
+                usual = statistics.median(others)
+                longer = times[rank.rank] - usual
+                if times[rank.rank] > _STRAGGLES_FROM * usual and longer > _STRAGGLES_SECONDS:
+                    found.append(rank)
+        return found
+
+    def recompiled_alone(self) -> list[tuple[Rank, Recompile]]:
+        """What a rank compiled again while another did not: that one waited, in the next exchange between them.
+
+        Two ranks did the same if their recompiles concern one container of blocks and one reason, numbers in it left
+        aside: batches of other sizes make both of them compile.
+        """
+        done = [(rank, Counter(map(_recompile_key, rank.recompiles))) for rank in self.ranks]
+        found = []
+        for rank, counts in done:
+            left = {key: min(others[key] for _, others in done) for key in counts}
+            for again in rank.recompiles:
+                key = _recompile_key(again)
+                left[key] -= 1
+                if left[key] < 0:
+                    found.append((rank, again))
+        return found
 
     # -- what to choose: arithmetic on the figures, measures nothing ----------------------------------------------
 
@@ -570,6 +635,10 @@ class _Ranked:
     @property
     def band(self) -> ranking.Band | None:
         return self.trial.figures.band
+
+
+def _recompile_key(again: Recompile) -> tuple[str, str]:
+    return again.block.rpartition(".")[0], re.sub(r"\d+", "#", again.reason)
 
 
 def that_matter(settings: dict[str, Any]) -> dict[str, Any]:

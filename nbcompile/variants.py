@@ -7,6 +7,7 @@ hands each of its blocks the variant that fits.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -28,6 +29,7 @@ from .integrations import layer_index
 from .interrupts import delivered_safely
 from .methods import Methods
 from .nested import REMEDY, Nested, dissolve
+from .parallel import this_rank
 from .plugin import Backend, TorchDynamoPlugin, backend_name
 from .regions import structure
 
@@ -79,6 +81,13 @@ def _region(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return block._call_impl(*args, **kwargs)
 
 
+def _region_inside_hooks(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # The same for a block whose own hooks the border runs.
+    if not torch.compiler.is_compiling():
+        call.ran_eager = True
+    return block.forward(*args, **kwargs)
+
+
 class Circumstances(NamedTuple):
     """What is known beforehand to need another graph, so that it neither counts as a recompile nor is found by trial.
 
@@ -89,6 +98,7 @@ class Circumstances(NamedTuple):
         absent: names of the arguments that are ``None``.
         hooks: ids of the hooks in force: traced code holds the hooks that it was traced with.
         code: version of the blocks' methods, which traced code takes as constants, see ``methods.Methods``.
+        hooked: whether the block's own hooks run around the compiled code, so that it holds the ``forward`` alone.
     """
 
     training: bool
@@ -97,6 +107,7 @@ class Circumstances(NamedTuple):
     absent: tuple[str, ...]
     hooks: tuple[int, ...] = ()
     code: int = 0
+    hooked: bool = False
 
 
 class Variant:
@@ -131,13 +142,15 @@ class Variant:
         plugin = group.plugin
         options, filter_guards = _without_guard_filter(plugin.options)
         self.function: Callable[..., Any] = torch.compile(
-            _fresh_function(group.class_name),
+            _fresh_function(group.class_name, inside_hooks=circumstances.hooked),
             backend=_Backend(self, group.compilation, plugin, options),
             fullgraph=bool(plugin.fullgraph),
             dynamic=plugin.dynamic,
             options={"guard_filter_fn": _guard_reader(weakref.ref(self), filter_guards)},
             **_isolation(),  # type: ignore[call-overload]  # only the implementation's signature has the keyword
         )
+        self._guard_collectives = group.guard_collectives
+        self._whole = group.whole
         self._fast_paths = fastpath.FastPaths(self.function) if fastpath.usable(plugin.mode, options) else None
 
     def suits(self, block: nn.Module) -> bool:
@@ -159,19 +172,36 @@ class Variant:
         return call.graphs_run == self.most_graphs_run > 0 or (call.graphs_run > 0 and not limited)
 
     def call(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call :attr:`function`. What is compiled by that is spared a note to the profiler at each call."""
-        if not self.log.compiles:
-            with startup.fewer_collections:
-                return self._call(block, args, kwargs)
-        return self._call(block, args, kwargs)
+        """Call :attr:`function`, with settings of the compiler for what is compiled by that.
 
-    def _call(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        Code that can be called directly is spared a note to the profiler at each call. Inside of DDP the compiler
+        splits a graph where a bucket of gradients is full, so that they are sent while others are computed: of a whole
+        model that makes one graph several, of a block it would make splinters, and blocks are graphs of their own.
+        """
+        settings = self._compiler_settings()
+        if self.log.compiles and not settings and not self._guard_collectives:
+            return self.function(block, args, kwargs)
+        with contextlib.ExitStack() as around:
+            if not self.log.compiles:
+                around.enter_context(startup.fewer_collections)
+            if self._guard_collectives:
+                before = torch.compiler.set_enable_guard_collectives(True)
+                around.callback(torch.compiler.set_enable_guard_collectives, before)
+            if settings:
+                around.enter_context(torch._dynamo.config.patch(settings))
+            return self.function(block, args, kwargs)
+
+    def _compiler_settings(self) -> dict[str, Any]:
+        """Settings for a call; none where it goes the compiler's own way each time, since this costs, too."""
         group = self.group()
-        more = group.nested.compiler_settings() if group is not None and group.nested is not None else {}
-        if not more and (self._fast_paths is None or self.log.breaks):  # its own way each time, and this costs, too
-            return self.function(block, args, kwargs)
-        with torch._dynamo.config.patch({"record_runtime_overhead": False, **more}):
-            return self.function(block, args, kwargs)
+        settings: dict[str, Any] = {}
+        if group is not None and group.nested is not None:
+            settings.update(group.nested.compiler_settings())
+        if not self._whole and this_rank() is not None:
+            settings["optimize_ddp"] = False
+        if settings or (self._fast_paths is not None and not self.log.breaks):
+            settings["record_runtime_overhead"] = False
+        return settings
 
     def fast_path(self, arguments: dict[str, Any]) -> fastpath.FastPath | None:
         """A direct way to the code for these arguments of :attr:`function`; ``None`` without one.
@@ -195,7 +225,19 @@ class Variant:
 class Group:
     """Regions that share variants: the repeated blocks of one container, one part of the rest, or a whole model."""
 
-    def __init__(self, path: str, name: str, plugin: TorchDynamoPlugin, compilation: object) -> None:
+    def __init__(
+        self,
+        path: str,
+        name: str,
+        plugin: TorchDynamoPlugin,
+        compilation: object,
+        *,
+        whole: bool = False,
+        guard_collectives: bool = False,
+    ) -> None:
+        self.whole = whole
+        self.guard_collectives = guard_collectives and this_rank() is not None
+        self.exchanges = self.guard_collectives  # or whoever turned them on for the process
         self.path = path
         self.compilation = compilation  # only its identity counts, see _Backend
         self.class_name = name
@@ -268,14 +310,15 @@ def all_variants(groups: Sequence[Group]) -> Iterator[Variant]:
         yield from group.variants
 
 
-def _fresh_function(name: str) -> Callable[..., Any]:
-    """A copy of :func:`_region` with a code object of its own.
+def _fresh_function(name: str, *, inside_hooks: bool) -> Callable[..., Any]:
+    """A copy of :func:`_region`, or of :func:`_region_inside_hooks`, with a code object of its own.
 
     The compiler keeps versions, recompile limit and what it learnt about changing sizes per code object, the latter by
     its name and line; the name is therefore used once.
     """
-    code = _region.__code__.replace(co_name=f"{name}_{next(_serial)}")
-    return types.FunctionType(code, _region.__globals__, code.co_name)
+    region = _region_inside_hooks if inside_hooks else _region
+    code = region.__code__.replace(co_name=f"{name}_{next(_serial)}")
+    return types.FunctionType(code, region.__globals__, code.co_name)
 
 
 class _Backend:

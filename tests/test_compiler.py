@@ -404,6 +404,81 @@ def test_one_hook_function_on_all_blocks_may_look_at_its_module() -> None:
     torch.testing.assert_close(model(x), expected)
 
 
+def test_hooks_on_blocks_run_around_one_graph() -> None:
+    # GIVEN a hook of every kind on each block, of which two change what they are given, and none of them alike
+    model, x, seen = net(12), rows(), []
+
+    def before(module: nn.Module, args: Any) -> Any:
+        seen.append("before")
+        return args[0] * 1.25  # no tuple: torch makes one of it
+
+    def before_with_names(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        seen.append("before, with names")
+        return (args[0] + model.layers.index_of[module], *args[1:]), kwargs
+
+    def after(module: nn.Module, args: Any, out: torch.Tensor) -> Any:
+        seen.append("after")
+        return out * 0.5
+
+    def after_with_names(module: nn.Module, args: Any, kwargs: Any, out: torch.Tensor) -> None:
+        seen.append(f"after, with names: {tuple(out.shape)}")
+
+    model.layers.index_of = {layer: index for index, layer in enumerate(model.layers)}
+    for layer in model.layers:
+        layer.register_forward_pre_hook(before)
+        layer.register_forward_pre_hook(before_with_names, with_kwargs=True)
+        layer.register_forward_hook(after)
+        layer.register_forward_hook(after_with_names, with_kwargs=True)
+    expected, order = model(x), list(seen)
+    # WHEN the model is compiled THEN they do what they did, in their order, and the blocks share one graph
+    nbcompile.compile_regions(model, backend=BACKEND)
+    seen.clear()
+    torch.testing.assert_close(model(x), expected)
+    assert seen == order
+    assert counts(model) == (12, 12, 0)
+    assert nbcompile.report(model).groups[0].graphs == 1
+
+
+def test_a_hook_on_a_block_that_returns_the_wrong_thing() -> None:
+    model = nbcompile.compile_regions(net(), backend=BACKEND)
+    model.layers[0].register_forward_pre_hook(lambda module, args, kwargs: args, with_kwargs=True)
+    with pytest.raises(RuntimeError, match=r"returns None or \(args, kwargs\)"):
+        model(rows())
+
+
+def test_hooks_on_all_modules_act_beside_those_on_a_block() -> None:
+    # GIVEN a hook on a block, and one that torch runs for every module
+    model, x = net(), rows()
+    model.layers[1].register_forward_hook(lambda module, args, out: out + 1)
+    nbcompile.compile_regions(model, backend=BACKEND)
+    model(x)
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, args, out: out * 1.5 if isinstance(module, nn.Linear) else None
+    )
+    # WHEN the model runs THEN both act
+    try:
+        with nbcompile.eager(model):
+            expected = model(x)
+        torch.testing.assert_close(model(x), expected)
+    finally:
+        handle.remove()
+
+
+def test_a_hook_that_must_always_be_called_is_called_when_the_block_raises() -> None:
+    class Picky(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.shape[0] == 3:
+                raise ValueError("three rows")
+            return super().forward(x)
+
+    model, seen = net(2, Picky), []
+    model.layers[0].register_forward_hook(lambda module, args, out: seen.append("called"), always_call=True)
+    nbcompile.compile_regions(model, backend=BACKEND)
+    with pytest.raises(ValueError, match="three rows"):
+        model(rows(3))
+    assert seen == ["called"]
+
+
 def test_hooks_registered_anew_at_each_call_run_eager_in_the_end() -> None:
     model, x = net(), rows()
     plain = model(x)
@@ -668,7 +743,7 @@ def test_a_class_whose_forward_is_replaced_runs_the_new_one() -> None:
     torch.testing.assert_close(model(x), x * 27)
 
 
-def test_blocks_with_backward_hooks_run_eager_and_keep_them_all() -> None:
+def test_backward_hooks_all_act_and_a_block_with_one_inside_runs_eager() -> None:
     # GIVEN two backward hooks, one on a block and one inside another
     model, x, seen = net(4), rows().requires_grad_(), []
     model.layers[1].register_full_backward_hook(lambda m, gi, go: seen.append("block"))
@@ -679,12 +754,43 @@ def test_blocks_with_backward_hooks_run_eager_and_keep_them_all() -> None:
             return torch.autograd.grad(model(x).sum(), x)[0]
 
     expected = gradient()
-    # WHEN the model is compiled, THEN both act, and the report tells of the two blocks
+    # WHEN the model is compiled, THEN both act, and the report tells of the block that has one inside
     nbcompile.compile_regions(model, backend=BACKEND)
     torch.testing.assert_close(gradient(), expected)
     assert seen == ["block", "block"]
-    assert counts(model) == (4, 2, 2)
+    assert counts(model) == (4, 3, 1)
     assert "backward hooks" in nbcompile.report(model).groups[0].eager_reason
+
+
+@pytest.mark.parametrize("pre", [True, False])
+def test_a_backward_hook_on_a_block_changes_its_gradient(pre: bool) -> None:
+    # GIVEN a hook that changes the gradient on its way into a block, or out of it
+    model, x = net(4), rows().requires_grad_()
+    if pre:
+        model.layers[1].register_full_backward_pre_hook(lambda module, out: (out[0] * 3,))
+    else:
+        model.layers[1].register_full_backward_hook(lambda module, into, out: (into[0] * 3,))
+
+    def gradients() -> list[torch.Tensor]:
+        with torch.enable_grad():
+            return [*torch.autograd.grad(model(x).sum(), [x, *model.parameters()])]
+
+    expected = gradients()
+    # WHEN the model is compiled THEN the gradients are the same, and the block runs compiled
+    nbcompile.compile_regions(model, backend=BACKEND)
+    torch.testing.assert_close(gradients(), expected)
+    assert counts(model) == (4, 4, 0)
+
+
+def test_a_block_with_a_backward_hook_of_the_old_kind_runs_eager() -> None:
+    model, x, seen = net(3), rows().requires_grad_(), []
+    with pytest.warns(FutureWarning):
+        model.layers[1].register_backward_hook(lambda module, into, out: seen.append("old"))
+        nbcompile.compile_regions(model, backend=BACKEND)
+        with torch.enable_grad():
+            model(x).sum().backward()
+    assert seen == ["old"]
+    assert counts(model) == (3, 2, 1)
 
 
 def test_pruned_blocks_leave_the_report() -> None:

@@ -16,7 +16,7 @@ PACKAGE = Path(nbcompile.__file__).parent
 
 #: From the ground up. A module imports only from storeys below its own; those of a folder also from one another.
 STOREYS: list[set[str]] = [
-    {"errors", "cores", "device", "pairs", "primer", "ranking"},
+    {"errors", "cores", "device", "pairs", "parallel", "primer", "ranking"},
     {"interrupts", "startup"},
     {"plugin", "regions", "report"},
     # data, and a builder that asks for transformers only when a preset of a sweep is measured
@@ -37,7 +37,7 @@ STOREYS: list[set[str]] = [
     {"compiler"},
     {"check"},
     {"dispatch"},
-    {"compare", "warmup", "background", "cells", "processes", "rounds"},
+    {"compare", "warmup", "background", "cells", "processes", "ranks", "rounds"},
     {"worker", "cellrun"},
     {"tune", "sweep"},
     # what other libraries are given of this package

@@ -6,13 +6,15 @@ import os
 from binascii import b2a_hex
 from typing import TYPE_CHECKING, Any
 
+from ..parallel import draws
+
 if TYPE_CHECKING:
     from ..report import Report
     from ..sweep import Sweep
 
 
 class CellOutput:
-    """An output that is published once and replaced from then on.
+    """An output that is published once and replaced from then on; nowhere but on the first of several ranks.
 
     Where the front end cannot replace an output (a terminal) each state is printed below the one before.
 
@@ -26,7 +28,7 @@ class CellOutput:
         # Not IPython.display: that publishes through the process's first shell, which need not be this one. Kept, as
         # a `with capture_output():` of the user's, around something else, must not receive what belongs here.
         self._publisher = shell.display_pub
-        self._quiet = quiet
+        self._quiet = quiet or not draws()
         self._id = b2a_hex(os.urandom(16)).decode("ascii")
         self.there = False
         self.in_kernel = getattr(self._publisher, "pub_socket", None) is not None

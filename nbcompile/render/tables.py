@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..report import PHASE_TITLES, PHASES, Recompile, RegionCheck, Report, Snapshot, Strategy
+from ..report import PHASE_TITLES, PHASES, Rank, Recompile, RegionCheck, Report, Snapshot, Strategy
 from .advice import is_eager, number_of_calls
 from .series import break_even, compile_sections, dispatch, half_spread, ordered_trials, speed
 from .units import (
@@ -125,6 +125,14 @@ def warnings(report: Report) -> list[Notice]:
             where = f"{clean(name, 40)}: {middle(strategy.first_drift, _PATH)}"
             drifting = f"{count(sum(check.drifts for check in strategy.checks))} of {count(len(strategy.checks))} do"
             found.append(Notice(f"{where} is the first region that differs from eager on the same input; {drifting}"))
+    for straggler in report.stragglers():
+        took = seconds(straggler.compile_seconds)
+        found.append(
+            Notice(f"{_rank_name(straggler)} compiled for {took}, clearly longer than the others: they waited")
+        )
+    for rank, again in report.recompiled_alone():
+        why = f"{middle(again.block, _PATH)}: {clean(again.reason)}"
+        found.append(Notice(f"{_rank_name(rank)} compiled again while others did not, and they waited ({why})"))
     for trial in report.tuning:
         if trial.outcome in ("failed", "wrong"):
             said = "failed" if trial.outcome == "failed" else "is never recommended"
@@ -151,6 +159,7 @@ def tables(report: Report, most: int) -> list[Table]:
         _tuning(report),
         _strategies(report),
         _checks(report),
+        _ranks(report),
         _groups(report),
         _variants(report),
         _phases(report, most),
@@ -282,6 +291,32 @@ def _verdict(check: RegionCheck, strategy: Strategy) -> str:
 def _at_most(values: Iterable[float | None]) -> str:
     known = [number for number in map(amount, values) if number is not None]
     return f"at most {difference(max(known))}" if known else ABSENT
+
+
+def _ranks(report: Report) -> Table:
+    """The processes of a training side by side."""
+    several = len({rank.host for rank in report.ranks}) > 1
+    rows = [
+        (
+            count(rank.rank),
+            clean(rank.host, 40) if several else ABSENT,
+            count(rank.instances),
+            count(rank.compiled),
+            count(rank.eager),
+            count(rank.graphs),
+            count(len(rank.recompiles)),
+            seconds(rank.compile_seconds),
+            seconds(rank.backward_seconds),
+        )
+        for rank in report.ranks
+    ]
+    headers = ("rank", "host", "blocks", "compiled", "eager", "graphs", "recompiles", "compile time", "backward's part")
+    table = Table("Ranks", headers, "rlrrrrrrr", rows, footnote="the other tables are those of the first rank")
+    return _without_empty_columns(table, keep=1)
+
+
+def _rank_name(rank: Rank) -> str:
+    return f"rank {count(rank.rank)}" + (f" on {clean(rank.host, 40)}" if rank.host else "")
 
 
 def _groups(report: Report) -> Table:
