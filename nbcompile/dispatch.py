@@ -155,6 +155,9 @@ class _Watch:
         if not recorded:
             self.left_out[_why_not_direct(region)] = None
             return result
+        if any(region.all_hooks):  # they are the user's, or a library's that gathers weights
+            self.left_out[f"{_name(region)}: it has hooks, which would run again with each call that is timed"] = None
+            return result
         path, hidden, inputs, outputs = recorded[0]
         new_step = position <= latest
         kind = _Kind(path, new_step, not new_step and fitted is path)

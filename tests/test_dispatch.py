@@ -203,6 +203,20 @@ def test_blocks_that_are_not_called_directly_have_a_reason() -> None:
     assert (found, left_out) == (None, ["BreakingBlock in layers: a graph break splits it"])
 
 
+def test_a_block_with_hooks_is_not_called_again() -> None:
+    # GIVEN blocks with a hook that counts WHEN a step is watched
+    model, seen = net(3), []
+    for layer in model.layers:
+        layer.register_forward_hook(lambda module, args, out: seen.append(module))
+    compilation = compiled(model, lambda: model(rows()))
+    seen.clear()
+    found, left_out = dispatch.measure_dispatch(compilation, lambda: model(rows()))
+    # THEN the hooks run once a block, as in any step, and there is no figure, with the reason
+    assert seen == [*model.layers]
+    assert found is None
+    assert left_out == ["Block in layers: it has hooks, which would run again with each call that is timed"]
+
+
 def test_a_step_that_a_cuda_graph_stands_for_calls_no_blocks() -> None:
     model = net(2)
     with fake_device():
