@@ -62,16 +62,16 @@ def gather_report(model: nn.Module, *, group: Any = None) -> Report | None:
 
 def _figures(report: Report) -> Rank:
     """What a rank tells the first one of its own report."""
-    times = [(group.compile_seconds, group.phases, group.graphs) for group in report.groups]
-    times += [(part.compile_seconds, part.phases, part.graphs) for part in report.rest]
+    parts = [*report.groups, *report.rest]
+    times = [part.compile_seconds for part in parts if part.compile_seconds is not None]
     return Rank(
         rank=this_rank() or 0,
         host=socket.gethostname(),
         instances=sum(group.instances for group in report.groups),
         compiled=sum(group.compiled for group in report.groups),
         eager=sum(group.eager for group in report.groups),
-        graphs=sum(graphs for _, _, graphs in times),
-        compile_seconds=sum(seconds for seconds, _, _ in times),
-        backward_seconds=sum(phases.get("backward", 0.0) for _, phases, _ in times),
+        graphs=sum(part.graphs for part in parts),
+        compile_seconds=sum(times) if times else None,
+        backward_seconds=sum(part.phases.get("backward", 0.0) for part in parts) if times else None,
         recompiles=[again for group in report.groups for again in group.recompiles],
     )
