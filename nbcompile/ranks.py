@@ -16,7 +16,7 @@ from torch import nn
 from . import compiler
 from .errors import UsageError
 from .parallel import this_rank
-from .report import Rank, Report
+from .report import Group, Rank, Report, Rest
 
 
 def gather_report(model: nn.Module, *, group: Any = None) -> Report | None:
@@ -62,7 +62,7 @@ def gather_report(model: nn.Module, *, group: Any = None) -> Report | None:
 
 def _figures(report: Report) -> Rank:
     """What a rank tells the first one of its own report."""
-    parts = [*report.groups, *report.rest]
+    parts: list[Group | Rest] = [*report.groups, *report.rest]
     times = [part.compile_seconds for part in parts if part.compile_seconds is not None]
     return Rank(
         rank=this_rank() or 0,
