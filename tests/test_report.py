@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from nbcompile import Report, ReportError, UsageError, load_report
-from nbcompile.report import FILE_ENDING, MIME_TYPE, SCHEMA, Group, Rest, Strategy
+from nbcompile.report import FILE_ENDING, MIME_TYPE, SCHEMA, Group, Rank, Recompile, Rest, Strategy
 
 from .reports import HOSTILE, sample_report, tuned_report
 
@@ -53,10 +53,52 @@ def test_sample_has_every_field_filled() -> None:
     report = sample_report()
     for thing in (report, report.groups[0], report.rest[1], report.strategies["regional"], report.timeline[0]):
         # equal to their default in a report without mistakes; a tuning's is another
-        unfilled = {"schema", "failure", "notes", "start", "progress", "tuning"}
+        unfilled = {"schema", "failure", "notes", "start", "progress", "tuning", "ranks"}
         for field in dataclasses.fields(thing):
             value = getattr(thing, field.name)
             assert field.name in unfilled or value not in (None, "", 0, [], {}), field.name
+
+
+def several_ranks(*, slow: float | None = 9.0) -> Report:
+    """A report of three ranks: the second one compiled again alone, the third took ``slow`` seconds."""
+    both = [Recompile("layers.0", f"x changed its size in dimension 1 from 16 to {size}", "guard") for size in (24, 32)]
+    alone = Recompile("layers.3", "x changed its dtype", "guard")
+    return Report(
+        ranks=[
+            Rank(0, "a", 4, 4, 0, 2, 5.0, 1.5, [both[0]]),
+            Rank(1, "a", 4, 3, 1, 3, 6.0, 1.5, [both[1], alone]),
+            Rank(2, "b", 4, 4, 0, 2, slow, 2.5, [both[0]]),
+        ]
+    )
+
+
+def test_ranks_there_and_back() -> None:
+    report = several_ranks()
+    assert Report.from_json(report.to_json()) == report
+
+
+def test_stragglers_and_who_compiled_again_alone() -> None:
+    # GIVEN three ranks that all met another size, of which one met another dtype too, and one compiled longer
+    report = several_ranks()
+    # WHEN they are held against each other THEN those two are named, and what all did is nobody's alone
+    assert [rank.rank for rank in report.stragglers()] == [2]
+    assert [(rank.rank, again.block) for rank, again in report.recompiled_alone()] == [(1, "layers.3")]
+    text = report.to_text()
+    assert "rank 2 on b compiled for 9.00 s, clearly longer than the others: they waited" in text
+    assert "rank 1 on a compiled again while others did not, and they waited (layers.3: x changed its dtype)" in text
+    assert "backward's part" in text
+
+
+@pytest.mark.parametrize("slow", [6.5, None])
+def test_no_straggler(slow: Any) -> None:
+    # GIVEN a rank that is hardly slower, or of which no time is known THEN none straggles
+    assert several_ranks(slow=slow).stragglers() == []
+
+
+def test_one_rank_has_nothing_to_be_held_against() -> None:
+    report = several_ranks()
+    del report.ranks[:2]
+    assert (report.stragglers(), report.recompiled_alone()) == ([], [])
 
 
 def test_file_there_and_back(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,18 @@ TheirPlugin = accelerate.utils.TorchDynamoPlugin
 
 
 @pytest.fixture(autouse=True)
-def _fresh_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Accelerate's state is one for the process: each test begins with none."""
-    for name in ("BACKEND", "MODE", "USE_FULLGRAPH", "USE_DYNAMIC", "USE_REGIONAL_COMPILATION"):
-        monkeypatch.delenv(f"ACCELERATE_DYNAMO_{name}", raising=False)
+def _fresh_state() -> Iterator[None]:
+    """Accelerate's state is one for the process, and libraries set its variables: each test begins with none."""
+    before = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith("ACCELERATE_")}
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
     yield
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
+    for name in [*os.environ]:
+        if name.startswith("ACCELERATE_"):
+            del os.environ[name]
+    os.environ.update(before)
 
 
 def accelerator(plugin: Any = None, **others: Any) -> Any:
@@ -279,3 +283,20 @@ def test_the_trainers_own_compilation_is_left_alone(tmp_path: Path) -> None:
         made.train()
     assert isinstance(made.model_wrapped, torch._dynamo.OptimizedModule)
     assert callback.report is None
+
+
+# -- who draws --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rank", "shown"), [(0, ["here"]), (1, [])])
+def test_of_several_ranks_only_the_first_one_draws(
+    bare_shell: Any, monkeypatch: pytest.MonkeyPatch, rank: int, shown: list[str]
+) -> None:
+    from nbcompile.notebook.output import CellOutput
+
+    # GIVEN a kernel that is one of several ranks, as an engine of ipyparallel is
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+    # WHEN the output of a cell is written THEN it appears on the first rank alone
+    CellOutput(bare_shell).line("here")
+    assert [output["data"]["text/plain"] for output in bare_shell.display_pub.outputs] == shown
