@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch._dynamo.exc import RestartAnalysis, SkipFrame
 
-from . import events, explain, fastpath, startup
+from . import events, explain, fastpath, kernels, startup
 from .errors import CompilationError, CompilationWarning
 from .integrations import layer_index
 from .interrupts import delivered_safely
@@ -339,6 +339,7 @@ class _Backend:
         self._compilation = compilation
         self._inner = _torch_backend(plugin.backend, plugin.mode, options, plugin.dynamic)
         self._fullgraph = bool(plugin.fullgraph)
+        self._is_inductor = plugin.backend == "inductor"
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         variant = self._variant()
@@ -351,7 +352,7 @@ class _Backend:
             if call.breaks == events.breaks_seen():  # behind a graph break inputs are no longer the block's
                 variant.dynamic = explain.dynamic_inputs(graph)
         try:
-            with delivered_safely():
+            with delivered_safely(), self._kernels_together():
                 compiled = self._inner(graph, inputs)
             return _counted(compiled) if events.breaks_seen() != call.breaks else compiled
         except (RestartAnalysis, SkipFrame):
@@ -362,6 +363,12 @@ class _Backend:
             variant.note_failure(error)
             dissolve(graph)
             return _uncompiled(graph.forward)
+
+    def _kernels_together(self) -> contextlib.AbstractContextManager[None]:
+        """A whole model is what regions are held against, so it is compiled as ``torch.compile`` does it."""
+        variant = self._variant()
+        whole = variant is None or (variant._whole and (group := variant.group()) is not None and group.nested is None)
+        return contextlib.nullcontext() if whole or not self._is_inductor else kernels.together()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Backend) and self._compilation is other._compilation

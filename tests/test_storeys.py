@@ -17,7 +17,7 @@ PACKAGE = Path(nbcompile.__file__).parent
 #: From the ground up. A module imports only from storeys below its own; those of a folder also from one another.
 STOREYS: list[set[str]] = [
     {"errors", "cores", "device", "pairs", "parallel", "primer", "ranking"},
-    {"interrupts", "startup"},
+    {"interrupts", "kernels", "startup"},
     {"plugin", "regions", "report"},
     # data, and a builder that asks for transformers only when a preset of a sweep is measured
     {"integrations.llama", "conclusions"},
