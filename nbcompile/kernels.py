@@ -30,7 +30,10 @@ from typing import Any, NamedTuple
 #: What the backend calls a kernel's function, and the function by which Python imports its library.
 _FUNCTION, _ENTRY = "kernel", "PyInit_kernel"
 #: The lines for the preprocessor that mean the same inside of a namespace and beside other kernels.
-_HARMLESS = re.compile(r"#\s*(pragma\b|ifdef Py_GIL_DISABLED\s*$|endif\s*$|define PY_SSIZE_T_CLEAN\s*$)")
+_HARMLESS = re.compile(
+    r"#\s*(pragma\b|ifn?def (Py_GIL_DISABLED|_MSC_VER)$|if __cplusplus\b|else$|endif$|define PY_SSIZE_T_CLEAN$"
+    r"|define (un)?likely\(x\))"
+)
 _INCLUDE = re.compile(r"#\s*include\s*<[^>]+>\s*$")
 _LOCK_SECONDS = 600.0
 

@@ -1,4 +1,4 @@
-"""Kernels that are compiled together: the same results under the same names, and nothing lost where it does not work."""
+"""Kernels that are compiled together: the same results under the same names, and nothing lost where it fails."""
 
 from __future__ import annotations
 
