@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from .errors import CompilationWarning as CompilationWarning
     from .errors import NbcompileError as NbcompileError
     from .errors import NoRepeatedBlocksError as NoRepeatedBlocksError
+    from .errors import RankError as RankError
     from .errors import ReportError as ReportError
     from .errors import UsageError as UsageError
     from .integrations.accelerate import Accelerator as Accelerator
+    from .integrations.launcher import notebook_launcher as notebook_launcher
     from .notebook.panel import panel as panel
     from .plugin import TorchDynamoPlugin as TorchDynamoPlugin
     from .ranks import gather_report as gather_report
@@ -49,6 +51,7 @@ _MODULE_OF = {
     "CompilationWarning": "errors",
     "NbcompileError": "errors",
     "NoRepeatedBlocksError": "errors",
+    "RankError": "errors",
     "RegionPlan": "regions",
     "Report": "report",
     "ReportError": "errors",
@@ -61,6 +64,7 @@ _MODULE_OF = {
     "eager": "compiler",
     "gather_report": "ranks",
     "load_report": "report",
+    "notebook_launcher": "integrations.launcher",
     "panel": "notebook.panel",
     "plan_regions": "regions",
     "report": "compiler",

@@ -28,6 +28,19 @@ class CompilationError(NbcompileError, RuntimeError):
     """A region could not be compiled although ``fullgraph=True`` asked for exactly that."""
 
 
+class RankError(NbcompileError, RuntimeError):
+    """A rank of a launched training failed; the message names the first that did, its own error and what to do.
+
+    Attributes:
+        rank: the number of that rank.
+        traceback: its whole traceback; ``""`` if it was killed or crashed, without an error of its own.
+    """
+
+    def __init__(self, message: str, *, rank: int, traceback: str) -> None:
+        super().__init__(message)
+        self.rank, self.traceback = rank, traceback
+
+
 class ReportError(NbcompileError, ValueError):
     """A saved report cannot be read: it is broken, or of a schema that this version does not know."""
 

@@ -101,6 +101,10 @@ class FrontEnd:
         self.until(lambda: self._ended.get(cell, "").startswith("idle"), seconds)
         return self._ended[cell].removeprefix("idle:") or "ok"
 
+    def printed(self, cell: str) -> str:
+        """What a cell has printed until now; of an error the traceback as it is shown."""
+        return self._printed.get(cell, "")
+
     def running(self, cell: str) -> bool:
         self._read(0)
         return not self._ended.get(cell, "").startswith("idle")
