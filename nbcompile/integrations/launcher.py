@@ -234,7 +234,8 @@ def _how_it_ended(code: int | None) -> str:
 def _frames(part: TracebackType | None) -> list[str]:
     """The lines of a traceback: those of the user's code, and the place where it was raised."""
     frames = traceback.extract_tb(part)[1:]  # the first one is this module's
-    shown = [frame for frame in frames[:-1] if not re.search(r"[/\\](site-packages|dist-packages)[/\\]", frame.filename)]
+    library = re.compile(r"[/\\](site-packages|dist-packages)[/\\]")
+    shown = [frame for frame in frames[:-1] if not library.search(frame.filename)]
     chosen = [*shown[-_MOST_FRAMES:], *frames[-1:]]
     return "".join(traceback.format_list(chosen)).splitlines()
 
@@ -251,6 +252,12 @@ def _state(pid: int) -> list[str]:
 
 
 def _runs(pid: int) -> bool:
+    if not Path("/proc/self/stat").exists():  # not on Linux, where one that has ended and was not asked for counts, too
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
     state = _state(pid)
     return bool(state) and state[0] not in "ZX"
 
