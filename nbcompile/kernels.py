@@ -76,7 +76,6 @@ def together() -> Iterator[None]:
         yield
     finally:
         place.submit = plain
-        batch.start()
 
 
 class _Batch:
@@ -138,7 +137,7 @@ def fits(kernel: Kernel) -> bool:
     if not is_gcc():
         return False
     try:
-        combined([kernel.source.read_text()])
+        combined([kernel.source.read_text(encoding="utf-8")])
     except ValueError:
         return False
     return True
@@ -208,9 +207,9 @@ def compile_together(kernels: Sequence[Kernel]) -> None:
         missing = [kernel for kernel in kernels if not kernel.library.exists()]
         if len(missing) < 2:
             return
-        source = combined([kernel.source.read_text() for kernel in missing])
+        source = combined([kernel.source.read_text(encoding="utf-8") for kernel in missing])
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(dir=missing[0].library.parent)))
-        (folder / "several.cpp").write_text(source)
+        (folder / "several.cpp").write_text(source, encoding="utf-8")
         command = list(missing[0].command)
         command[command.index(str(missing[0].source))] = str(folder / "several.cpp")
         command[command.index(str(missing[0].library))] = str(folder / "several.o")
