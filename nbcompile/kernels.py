@@ -8,7 +8,8 @@ that the backend is to find is linked from these.
 
 What is compiled, by which command, and under which names the results are kept is the backend's: a library that was
 made here is found by the next process as any other. What cannot be put together, or fails to compile so, is compiled
-by the backend as ever.
+by the backend as ever. So are backward graphs, which are compiled at the first backward pass and not by the call that
+this is around.
 """
 
 from __future__ import annotations
