@@ -31,12 +31,13 @@ JLPM := cd labextension && $(WITH_VENV) jlpm
 PACKAGES := labextension/node_modules/.ready
 BUILT := nbcompile/labextension/package.json
 SOURCES := labextension/tsconfig.json $(shell find labextension/src labextension/style labextension/schema -type f)
+SPELLED := README.md CHANGELOG.md CONTRIBUTING.md Makefile docs nbcompile notebooks tests labextension/src
 LINK := $(VENV)/share/jupyter/labextensions/nbcompile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-extension lab extension bench tuning repeats zoo gpu-check lint lint-extension
-.PHONY: format wheel clean
+.PHONY: docs pictures format wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -84,7 +85,16 @@ gpu-check: ## on a CUDA machine: CUDA graphs, right and worth it? needs torch, t
 
 lint: $(READY) lint-extension ## check style and types
 	$(PY) -m ruff check .
+	$(PY) -m ruff format --check --quiet .
 	$(PY) -m mypy
+	$(VENV)/bin/codespell $(SPELLED)
+
+docs: $(READY) ## write the API reference into build/docs, from the docstrings
+	$(PY) -m sphinx --fail-on-warning --quiet -b html docs build/docs
+	@echo "build/docs/index.html"
+
+pictures: extension ## take the README's pictures anew, from a real run in JupyterLab (some minutes, nothing beside it)
+	$(PY) -m docs.pictures
 
 format: $(READY) ## let ruff, eslint and prettier repair what they can
 	$(PY) -m ruff check --fix .

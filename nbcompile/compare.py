@@ -23,9 +23,8 @@ from .plugin import Backend, TorchDynamoPlugin
 from .progress import Progress, watched
 from .regions import check_model, class_name, plan_regions
 from .report import Report, Strategy
+from .space import STRATEGIES, USUAL
 
-STRATEGIES = ("eager", "regional", "full", "hierarchical")
-_USUAL = ("eager", "regional", "full")
 CHECKS = ("regions",)
 
 _COMPETES = "other processes, or more threads than there are cores; nbcompile doctor names what competes"
@@ -34,7 +33,7 @@ _COMPETES = "other processes, or more threads than there are cores; nbcompile do
 def compare(
     model: nn.Module,
     step: Callable[[], Any],
-    strategies: Sequence[str] = _USUAL,
+    strategies: Sequence[str] = USUAL,
     *,
     fullgraph: bool | None = None,
     dynamic: bool | None = None,

@@ -11,8 +11,9 @@ from .errors import UsageError
 from .plugin import TorchDynamoPlugin, backend_name
 from .report import AXES, MOST_TRIALS, that_matter
 
+#: Every way to run a model that can be compared.
 STRATEGIES = ("eager", "regional", "full", "hierarchical")
-#: Those that are tried unless a space names others.
+#: Those that are compared and tried unless others are named.
 USUAL = ("eager", "regional", "full")
 RESTS = ("auto", "compile", "eager")
 
