@@ -15,12 +15,12 @@ import torch
 from . import conclusions, warmup
 from .cellrun import Run
 from .cells import PRESETS, TASKS, Cell, Factory, digest, free_bytes, given_cells, machine, preset_cells
-from .compare import STRATEGIES
 from .conclusions import Conclusion
 from .errors import ReportError, UsageError
 from .plugin import TorchDynamoPlugin
 from .progress import Progress, watched
 from .report import FILE_ENDING, Report, load_report, write_file
+from .space import STRATEGIES
 
 #: Finished cells of sweeps that were given no folder: a call that was interrupted goes on when it is made again.
 _finished: dict[str, Report] = {}

@@ -24,7 +24,6 @@ import nbcompile
 from nbcompile import Sweep, UsageError, cells, pairs, sweep
 from nbcompile.__main__ import main
 from nbcompile.cells import PRESETS, LlamaShape, Preset, preset_cells, step_of
-from nbcompile.compare import STRATEGIES
 from nbcompile.conclusions import NO, UNTOLD, YES, conclusions
 from nbcompile.cores import Use
 from nbcompile.integrations import llama
@@ -34,6 +33,7 @@ from nbcompile.render.sweep import mime_bundle, render_html
 from nbcompile.render.sweep_charts import figure_dict
 from nbcompile.report import Report, Strategy
 from nbcompile.rounds import HeardRounds, TellingRounds
+from nbcompile.space import STRATEGIES
 from tests.blocks import Net, net, rows
 
 #: The module, which the function of the same name hides.

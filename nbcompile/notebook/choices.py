@@ -242,11 +242,11 @@ class Offers:
 
 def offers_for(model: nn.Module, tree: Tree) -> Offers:
     """What can be chosen for a model, each value with the reason if this machine cannot make use of it."""
-    from ..compare import STRATEGIES
     from ..describe import device_of
     from ..device import layer_for
     from ..plugin import list_modes
     from ..regions import REST_CHOICES
+    from ..space import STRATEGIES
 
     without_cuda = _without_cuda(model)
     reasons = {"regional": _no_blocks(tree), "hierarchical": _no_blocks(tree) or _no_marks()}

@@ -117,5 +117,5 @@ class Worker:
 
 def knows_hierarchical() -> bool:
     """Whether this nbcompile has that strategy. Asked in another process: this one is to stay small and idle."""
-    question = "import sys; from nbcompile.compare import STRATEGIES; sys.exit('hierarchical' not in STRATEGIES)"
+    question = "import sys; from nbcompile.space import STRATEGIES; sys.exit('hierarchical' not in STRATEGIES)"
     return subprocess.run([sys.executable, "-c", question], cwd=ROOT, stderr=subprocess.DEVNULL).returncode == 0
