@@ -16,6 +16,7 @@ import contextlib
 import contextvars
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -72,7 +73,12 @@ def _prepare() -> None:
     There is no public way to this; checked on torch 2.11 and 2.13. The first is the part of every key in the compiler's
     cache that stands for torch itself. The last would compile the source by what ``submit_fn`` does with it, which is
     nothing.
+
+    An interrupt from a notebook goes to the kernel's whole process group. It is for the main thread; here it would end
+    the processes that try vector instructions, and those would be taken as missing until the kernel is restarted. So
+    it is blocked in this thread, and what it starts inherits that.
     """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     with contextlib.suppress(Exception):
         torch._inductor.codecache.torch_key()
     with contextlib.suppress(Exception):

@@ -60,6 +60,34 @@ def test_the_first_compile_finds_it_done(tmp_path: Path) -> None:
     assert lines == ["['nbcompile-start-up']", "True", "1 1", "1 1", "2 0"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="it is begun on Linux alone")
+def test_an_interrupt_meanwhile_does_not_cost_the_vector_instructions(tmp_path: Path) -> None:
+    # GIVEN a kernel's own process group, in which the start-up is trying vector instructions in processes of its own
+    # WHEN the user interrupts, which a kernel's front end sends to the whole group, until it has ended
+    # THEN as many are found as in a process that was left in peace, and the main thread gets its interrupts
+    code = """
+        import os, signal, time
+        os.setpgid(0, 0)
+        interrupts = 0
+        startup.begin("inductor", torch.device("cpu"))
+        while startup._thread.is_alive():
+            try:
+                if INTERRUPTED:
+                    os.killpg(0, signal.SIGINT)
+                time.sleep(0.05)
+            except KeyboardInterrupt:
+                interrupts += 1
+        from torch._inductor import cpu_vec_isa
+        print([str(kind) for kind in cpu_vec_isa.valid_vec_isa_list()])
+        print(interrupts > 5)
+    """
+    in_peace, interrupted = (
+        told(code.replace("INTERRUPTED", str(value)), tmp_path / str(value)) for value in (False, True)
+    )
+    assert in_peace == [interrupted[0], "False"]
+    assert interrupted[1] == "True"
+
+
 AHEAD = """
     import collections, sys
     commands = []
