@@ -7,6 +7,7 @@ from nbcompile.report import (
     Event,
     GraphBreak,
     Group,
+    Rank,
     Recompile,
     RegionCheck,
     RegionTime,
@@ -282,4 +283,17 @@ def hostile_report(long_times: int = 5000) -> Report:
         rest=[Rest(text, text, text, long, True, -1.0, odd, -1)],
         strategies=strategies,
         notes=[long, text] * 200,
+    )
+
+
+def several_ranks(*, slow: float | None = 9.0) -> Report:
+    """A report of three ranks: the second one compiled again alone, the third took ``slow`` seconds."""
+    both = [Recompile("layers.0", f"x changed its size in dimension 1 from 16 to {size}", "guard") for size in (24, 32)]
+    alone = Recompile("layers.3", "x changed its dtype", "guard")
+    return Report(
+        ranks=[
+            Rank(0, "a", 4, 4, 0, 2, 5.0, 1.5, [both[0]]),
+            Rank(1, "a", 4, 3, 1, 3, 6.0, 1.5, [both[1], alone]),
+            Rank(2, "b", 4, 4, 0, 2, slow, 2.5, [both[0]]),
+        ]
     )

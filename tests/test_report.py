@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from nbcompile import Report, ReportError, UsageError, load_report
-from nbcompile.report import FILE_ENDING, MIME_TYPE, SCHEMA, Group, Rank, Recompile, Rest, Strategy
+from nbcompile.report import FILE_ENDING, MIME_TYPE, SCHEMA, Group, Rest, Strategy
 
-from .reports import HOSTILE, sample_report, tuned_report
+from .reports import HOSTILE, sample_report, several_ranks, tuned_report
 
 MINIMAL_GROUP = {"path": "layers", "class_name": "Block", "instances": 2}
 
@@ -57,19 +57,6 @@ def test_sample_has_every_field_filled() -> None:
         for field in dataclasses.fields(thing):
             value = getattr(thing, field.name)
             assert field.name in unfilled or value not in (None, "", 0, [], {}), field.name
-
-
-def several_ranks(*, slow: float | None = 9.0) -> Report:
-    """A report of three ranks: the second one compiled again alone, the third took ``slow`` seconds."""
-    both = [Recompile("layers.0", f"x changed its size in dimension 1 from 16 to {size}", "guard") for size in (24, 32)]
-    alone = Recompile("layers.3", "x changed its dtype", "guard")
-    return Report(
-        ranks=[
-            Rank(0, "a", 4, 4, 0, 2, 5.0, 1.5, [both[0]]),
-            Rank(1, "a", 4, 3, 1, 3, 6.0, 1.5, [both[1], alone]),
-            Rank(2, "b", 4, 4, 0, 2, slow, 2.5, [both[0]]),
-        ]
-    )
 
 
 def test_ranks_there_and_back() -> None:

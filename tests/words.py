@@ -13,7 +13,7 @@ from nbcompile.render import tables, units
 from nbcompile.render.advice import recommendation
 from nbcompile.report import Report, Snapshot
 
-from .reports import HOSTILE, many_regions, paired_report, sample_report, tuned_report
+from .reports import HOSTILE, many_regions, paired_report, sample_report, several_ranks, tuned_report
 
 FILE = Path(__file__).with_name("words.json")
 
@@ -64,7 +64,7 @@ _SNAPSHOTS = [
     Snapshot(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1e308, -1.0, 1e99, 7, None, False, HOSTILE),
 ]
 
-_SHARED_FOOTNOTES = ("Settings tried", "Strategies")
+_SHARED_FOOTNOTES = ("Settings tried", "Strategies", "Ranks")
 
 
 def words() -> dict[str, Any]:
@@ -88,14 +88,14 @@ def words() -> dict[str, Any]:
     found["progress"] = [
         [Report(progress=snapshot).to_dict()["progress"], tables.progress_line(snapshot)] for snapshot in _SNAPSHOTS
     ]
-    shown = (sample_report(), tuned_report(), paired_report(), many_regions(3), Report())
+    shown = (sample_report(), tuned_report(), paired_report(), many_regions(3), several_ranks(), Report())
     found["reports"] = [_report(report) for report in shown]
     return found
 
 
 def _report(report: Report) -> dict[str, Any]:
     built = {table.title: [list(table.headers), *map(list, table.rows)] for table in tables.tables(report, 200)}
-    shared = ("Settings tried", "Strategies", "Checked region by region", "Variants", "Graph breaks")
+    shared = ("Settings tried", "Strategies", "Checked region by region", "Ranks", "Variants", "Graph breaks")
     return {
         "data": report.to_dict(),
         "head": tables.head(report),

@@ -10,6 +10,7 @@ import type { IReport, ISnapshot } from './report';
 import {
   checksTable,
   graphBreaksTable,
+  ranksTable,
   recompilesTable,
   strategiesTable,
   tuningTable,
@@ -50,6 +51,7 @@ export function drawReport(report: IReport, regions: readonly IRegion[], choice:
     ...drawNotices('Not as it has to be in a report, and taken as absent', report.unread.map(plainly)),
     drawTable('strategies', table),
     ...charts.map(drawChart),
+    drawTable('ranks', ranksTable(report)),
     regions.length > 0 ? drawRegions(regions, choice) : null,
     drawTable('recompiles', recompilesTable(report)),
     drawTable('breaks', graphBreaksTable(report)),

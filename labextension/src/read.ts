@@ -8,6 +8,8 @@ import {
   SCHEMA,
   type Figure,
   type IGroup,
+  type IRank,
+  type IRecompile,
   type IReport,
   type IRest,
   type ISnapshot,
@@ -73,6 +75,7 @@ class Reader {
       rest: this.list(value, 'rest', '', (item, where) => this.rest(item, where)),
       strategies: new Map(),
       tuning: this.list(value, 'tuning', '', (item, where) => this.trial(item, where), MOST_TRIALS),
+      ranks: this.list(value, 'ranks', '', (item, where) => this.rank(item, where)),
       notes: this.texts(value, 'notes'),
       progress: null,
       leftOut: this.leftOut,
@@ -112,16 +115,7 @@ class Reader {
         dynamic: this.texts(item, 'dynamic', at)
       })),
       compileSeconds: this.figure(value, 'compile_seconds', where, 0),
-      recompiles: this.list(value, 'recompiles', where, (item, at) => ({
-        block: this.text(item, 'block', at),
-        reason: this.text(item, 'reason', at),
-        guard: this.text(item, 'guard', at),
-        seconds: this.figure(item, 'seconds', at),
-        old: this.text(item, 'old', at),
-        new: this.text(item, 'new', at),
-        remedy: this.text(item, 'remedy', at),
-        caller: this.text(item, 'caller', at)
-      })),
+      recompiles: this.recompiles(value, where),
       graphBreaks: this.list(value, 'graph_breaks', where, (item, at) => ({
         block: this.text(item, 'block', at),
         reason: this.text(item, 'reason', at),
@@ -133,6 +127,33 @@ class Reader {
       graphs: this.figure(value, 'graphs', where, 0),
       eagerReason: this.text(value, 'eager_reason', where),
       failure: this.text(value, 'failure', where)
+    };
+  }
+
+  private recompiles(value: Json, where: string): IRecompile[] {
+    return this.list(value, 'recompiles', where, (item, at) => ({
+      block: this.text(item, 'block', at),
+      reason: this.text(item, 'reason', at),
+      guard: this.text(item, 'guard', at),
+      seconds: this.figure(item, 'seconds', at),
+      old: this.text(item, 'old', at),
+      new: this.text(item, 'new', at),
+      remedy: this.text(item, 'remedy', at),
+      caller: this.text(item, 'caller', at)
+    }));
+  }
+
+  private rank(value: Json, where: string): IRank {
+    return {
+      rank: this.figure(value, 'rank', where),
+      host: this.text(value, 'host', where),
+      instances: this.figure(value, 'instances', where, 0),
+      compiled: this.figure(value, 'compiled', where, 0),
+      eager: this.figure(value, 'eager', where, 0),
+      graphs: this.figure(value, 'graphs', where, 0),
+      compileSeconds: this.figure(value, 'compile_seconds', where),
+      backwardSeconds: this.figure(value, 'backward_seconds', where),
+      recompiles: this.recompiles(value, where)
     };
   }
 

@@ -40,6 +40,19 @@ export interface IRecompile {
   caller: string;
 }
 
+/** One of several processes that train a model together. */
+export interface IRank {
+  rank: Figure;
+  host: string;
+  instances: Figure;
+  compiled: Figure;
+  eager: Figure;
+  graphs: Figure;
+  compileSeconds: Figure;
+  backwardSeconds: Figure;
+  recompiles: IRecompile[];
+}
+
 export interface IGraphBreak {
   block: string;
   reason: string;
@@ -150,6 +163,7 @@ export interface IReport {
   rest: IRest[];
   strategies: Map<string, IStrategy>;
   tuning: ITrial[];
+  ranks: IRank[];
   notes: string[];
   progress: ISnapshot | null;
   /** What is not shown as there is too much of it. */

@@ -140,6 +140,26 @@ export function recompilesTable(report: IReport): ITable {
   return withoutEmptyColumns(table('Recompiles', headers, 'lrllllll', rows, { hints }), 4);
 }
 
+/** The processes of a training side by side. */
+export function ranksTable(report: IReport): ITable {
+  const several = new Set(report.ranks.map(rank => rank.host)).size > 1;
+  const rows = report.ranks.map(rank => [
+    count(rank.rank),
+    several ? clean(rank.host, 40) : ABSENT,
+    count(rank.instances),
+    count(rank.compiled),
+    count(rank.eager),
+    count(rank.graphs),
+    count(rank.recompiles.length),
+    seconds(rank.compileSeconds),
+    seconds(rank.backwardSeconds)
+  ]);
+  const headers = ['rank', 'host', 'blocks', 'compiled', 'eager', 'graphs', 'recompiles', 'compile time'];
+  headers.push("backward's part");
+  const footnote = 'the other tables are those of the first rank';
+  return withoutEmptyColumns(table('Ranks', headers, 'rlrrrrrrr', rows, { footnote }), 1);
+}
+
 export function graphBreaksTable(report: IReport): ITable {
   const alike = new Map<string, string[]>();
   for (const found of report.groups.flatMap(group => group.graphBreaks)) {

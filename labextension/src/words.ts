@@ -1,8 +1,9 @@
 /**
  * What a report says in words, as nbcompile/render/tables.py says it: its head, its warnings, its notes.
  */
-import { PHASE_TITLES, type IReport, type ISnapshot } from './report';
-import { amount, brief, clean, clock, count, middle, shortCount, type Plain } from './units';
+import { recompiledAlone, stragglers } from './ranks';
+import { PHASE_TITLES, type IRank, type IReport, type ISnapshot } from './report';
+import { amount, brief, clean, clock, count, middle, seconds, shortCount, type Plain } from './units';
 
 /** How much of a module's path is shown. */
 export const PATH = 48;
@@ -98,6 +99,14 @@ export function warnings(report: IReport): INotice[] {
       );
     }
   }
+  for (const straggler of stragglers(report)) {
+    const took = seconds(straggler.compileSeconds);
+    found.push(notice(`${rankName(straggler)} compiled for ${took}, clearly longer than the others: they waited`));
+  }
+  for (const [rank, again] of recompiledAlone(report)) {
+    const why = `${middle(again.block, PATH)}: ${clean(again.reason)}`;
+    found.push(notice(`${rankName(rank)} compiled again while others did not, and they waited (${why})`));
+  }
   for (const trial of report.tuning) {
     if (trial.outcome === 'failed' || trial.outcome === 'wrong') {
       const said = trial.outcome === 'failed' ? 'failed' : 'is never recommended';
@@ -109,6 +118,10 @@ export function warnings(report: IReport): INotice[] {
     return [...found.slice(0, MOST_WARNINGS), notice(`and ${more} more like these`)];
   }
   return found;
+}
+
+function rankName({ rank, host }: IRank): string {
+  return `rank ${count(rank)}${host ? ` on ${clean(host, 40)}` : ''}`;
 }
 
 /** What a reader must know about the figures. */

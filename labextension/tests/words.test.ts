@@ -5,7 +5,15 @@ import words from '../../tests/words.json';
 import { recommendation } from '../src/advice';
 import { readReport } from '../src/read';
 import type { IReport } from '../src/report';
-import { checksTable, graphBreaksTable, strategiesTable, tuningTable, variantsTable, type ITable } from '../src/tables';
+import {
+  checksTable,
+  graphBreaksTable,
+  ranksTable,
+  strategiesTable,
+  tuningTable,
+  variantsTable,
+  type ITable
+} from '../src/tables';
 import * as units from '../src/units';
 import { environmentLine, head, notes, progressLine, settingsLine, warnings } from '../src/words';
 
@@ -65,7 +73,7 @@ test('the line of unfinished work is that of the Python side', () => {
 });
 
 test('a report says the same words as on the Python side', () => {
-  // GIVEN reports of a comparison, of a tuning, of plain compiling, and of nothing
+  // GIVEN reports of a comparison, of a tuning, of plain compiling, of several ranks, and of nothing
   for (const expected of words.reports) {
     // WHEN they are read and told
     const report = read(expected.data);
@@ -80,9 +88,8 @@ test('a report says the same words as on the Python side', () => {
     );
     assert.deepEqual(notes(report), expected.notes);
     assert.deepEqual(report.unread, []);
-    const told = [tuningTable, strategiesTable, checksTable, variantsTable, graphBreaksTable].map(build =>
-      build(report)
-    );
+    const builders = [tuningTable, strategiesTable, checksTable, ranksTable, variantsTable, graphBreaksTable];
+    const told = builders.map(build => build(report));
     assert.deepEqual(Object.fromEntries(told.map(table => [table.title, lines(table)])), expected.tables);
     const footnotes = told.filter(table => table.title in expected.footnotes);
     assert.deepEqual(Object.fromEntries(footnotes.map(table => [table.title, table.footnote])), expected.footnotes);
