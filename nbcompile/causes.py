@@ -60,6 +60,11 @@ _SIZE_REMEDY = (
     "mark the dimension as changing with torch._dynamo.mark_dynamic(tensor, dimension), compile with dynamic=True, or "
     "pad to a few sizes"
 )
+#: Torch compiles for a size of 0 or 1 apart from all others whatever a tensor's dimensions are marked as.
+_ONE_REMEDY = (
+    "nothing, if it happens once: sizes 0 and 1 are compiled apart from all others, also with dynamic=True. To save "
+    "the compile, pad to 2 or more"
+)
 
 
 @dataclass(frozen=True)
@@ -181,7 +186,7 @@ Now = Callable[[str], Any]
 def _size(match: re.Match[str], named: Named, now: Now) -> Told:
     source, dimension, old, new = match.groups()
     words = f"{named(source)} changed its size in dimension {dimension} from {old} to {new}"
-    return words, old, new, _SIZE_REMEDY
+    return words, old, new, _ONE_REMEDY if {old, new} & {"0", "1"} else _SIZE_REMEDY
 
 
 def _bounds(match: re.Match[str], named: Named, now: Now) -> Told:

@@ -116,6 +116,7 @@ def recompile(first: Callable[[Any], Any], second: Callable[[Any], Any], **setti
     ("first", "second", "reason", "old", "new", "remedy"),
     [
         (plain, lambda m: m(x(5, WIDTH)), "x changed its size in dimension 0 from 4 to 5", "4", "5", "mark_dynamic"),
+        (plain, lambda m: m(x(1, WIDTH)), "x changed its size in dimension 0 from 4 to 1", "4", "1", "sizes 0 and 1"),
         (plain, lambda m: m(x(2, 4, WIDTH)), "x had 2 dimensions when it was compiled and has 3", "2", "3", "reshape"),
         (plain, lambda m: m.double()(x().double()), "x changed its dtype from float32 to float64", "float32", "float64", "dtype"),
         (plain, lambda m: m(x(WIDTH, 4).t()), "x changed its layout in memory", "16", "1", "contiguous"),
