@@ -346,7 +346,8 @@ def test_row_8_the_benchmark_and_its_five_conclusions() -> None:
     assert len(swept.reports) == 4
     for report in swept.reports:
         assert set(report.strategies) == {"eager", "regional", "full"}
-        assert all(strategy.steady_seconds for strategy in report.strategies.values())
+        told = {name: (one.failure, one.notes) for name, one in report.strategies.items()}
+        assert all(strategy.steady_seconds for strategy in report.strategies.values()), told
         assert all(report.strategies[name].cold_seconds for name in ("regional", "full"))
     assert [conclusion.number for conclusion in swept.conclusions] == [1, 2, 3, 4, 5]
     assert all(any(sign.isdigit() for sign in str(one.sentence)) for one in swept.conclusions)
