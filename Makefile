@@ -68,7 +68,7 @@ endif
 lab: extension ## open the notebooks in JupyterLab
 	$(PY) -m jupyter lab --notebook-dir=notebooks $(LAB_ARGS)
 
-bench: $(READY) ## measure every judged figure beside torch.compile, accelerate and others (about 1.5 hours)
+bench: $(READY) ## measure every judged figure beside torch.compile, accelerate and others (about 2 hours)
 	$(PY) -m tests.benchmarks.bench $(BENCH_ARGS)
 
 tuning: $(READY) ## hold what a tuning recommends against an exhaustive search of the same settings (about 8 minutes)

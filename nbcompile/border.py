@@ -26,6 +26,7 @@ from . import causes, events, explain
 from .errors import CompilationError, leave_out_compiler
 from .fastpath import FastPath, guards_are_collective, ordinary_stance
 from .integrations import transformers
+from .regions import FLAT_PARAMETERS, has_flat_parameters
 from .variants import Circumstances, Group, Variant
 from .variants import call as _call
 
@@ -82,6 +83,12 @@ class Region:
             if any(str(getattr(hook, "__module__", "")).startswith("deepspeed.") for hook in hooks):
                 self.group.warn(f"runs eager: {_GATHERED_INSIDE}")  # traced, they can end the process
                 self.ran(False, _GATHERED_INSIDE)
+                return None
+            block = self.block()
+            if block is not None and has_flat_parameters(block):
+                reason = f"{FLAT_PARAMETERS}: FullyShardedDataParallel(..., use_orig_params=True)"
+                self.group.warn(f"runs eager: {reason}")
+                self.ran(False, reason)
                 return None
             if hooks and sum(1 for known in self.table if known.hooks) >= _MOST_HOOKED_VARIANTS:
                 reason = "its hooks are new at each call, and each would need a compile of its own: register them once"
@@ -204,6 +211,8 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
 
     def inside(eager: Callable[..., Any], hooked: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call without the block's own hooks if it is ``hooked``; ``eager`` is how to make it uncompiled."""
+        if region.compiled is False and in_backward():
+            return eager(*args, **kwargs)
         if position <= group.latest:  # no further on than the block before: a new step begins
             new_step, group.fitted = True, None
         else:
@@ -253,7 +262,7 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
         variant = table.get(circumstances) or region.pick(circumstances, hooks)
         if variant is None:
             return eager(*given[0], **given[1])
-        if variant.broken:
+        if variant.broken and not (region.compiled and in_backward()):
             region.ran(False, "compiling failed")
             return eager(*given[0], **given[1])
         if direct:
@@ -300,17 +309,28 @@ def region_of(slot: Any) -> Region | None:
     return getattr(slot, "region", None)
 
 
-def make_passage(block: nn.Module, region: Region) -> Callable[..., Any]:
-    """A function for the block's slot that runs it uncompiled, and takes note of that."""
+def make_passage(block: nn.Module, region: Region, border: Callable[..., Any]) -> Callable[..., Any]:
+    """A function for the block's slot that runs it uncompiled, and takes note of that; ``border`` is what was there."""
     call_impl: Callable[..., Any] = block._call_impl
 
     def passage(*args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
+            if region.compiled and in_backward():
+                return border(*args, **kwargs)
             region.ran(False, "it was called under nbcompile.eager")
         return call_impl(*args, **kwargs)
 
     passage.is_passage = True  # type: ignore[attr-defined]
     return passage
+
+
+def in_backward() -> bool:
+    """Whether this thread is in a backward pass: a block that is called there is a checkpointed one, computed again.
+
+    It has to run as it did in the forward pass, compiled or not: both ways keep other tensors for the backward pass,
+    and torch's checkpoint compares them. It asks in the same way. Checked on torch 2.11 and 2.13.
+    """
+    return torch._C._current_graph_task_id() != -1
 
 
 def is_passage(slot: Any) -> bool:

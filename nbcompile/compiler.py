@@ -29,7 +29,15 @@ from .errors import NoRepeatedBlocksError, UsageError
 from .graphs import Replays, check_setting
 from .nested import Nested, check_available, plan_problem
 from .plugin import Backend, TorchDynamoPlugin
-from .regions import RegionPlan, called_part, check_model, class_name, model_inside, plan_regions
+from .regions import (
+    RegionPlan,
+    called_part,
+    check_model,
+    class_name,
+    model_inside,
+    plan_regions,
+    refuse_flat_parameters,
+)
 from .report import Report, Strategy
 from .variants import Group, all_variants, call
 
@@ -268,6 +276,7 @@ def compile_model(
         UsageError: a backend, mode, option or strategy that does not exist here, or a model that cannot be compiled.
     """
     check_model(model)
+    refuse_flat_parameters(model)
     if strategy not in WHOLE_MODEL_STRATEGIES:
         raise UsageError(
             f"compile_model has no strategy {strategy!r}; those that exist: {', '.join(WHOLE_MODEL_STRATEGIES)}. "
@@ -329,7 +338,7 @@ def eager(model: nn.Module) -> Iterator[nn.Module]:
         for module, slot in slots:
             region = region_of(slot)
             if region is not None:  # so that the report knows what ran
-                module.__dict__[SLOT] = passage = make_passage(module, region)
+                module.__dict__[SLOT] = passage = make_passage(module, region, slot)
                 passages.append((module, passage))
         try:
             yield model

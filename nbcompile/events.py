@@ -121,6 +121,13 @@ def claim(owner: Owner, block: str, waited: float = 0.0) -> None:
             _claims.setdefault(compile_id, []).append(_Claim(time.time(), weakref.ref(owner), block, waited))
 
 
+def claimant(compile_id: str) -> Any:
+    """Who claimed the newest compile with this id; ``None`` if nobody did, or who did is gone."""
+    with _lock:
+        claims = _claims.get(compile_id)
+        return claims[-1].owner() if claims else None
+
+
 def collect(owner: Owner | None = None, block: str = "", *, since: float = 0.0, breaks_before: int = 0) -> None:
     """Hand all new records to their owners.
 
@@ -210,30 +217,28 @@ def split(seconds: Callable[[str], float], *, wall: float, forward: bool) -> dic
 
     The records hold whole times: Dynamo's contains AOT autograd's, which contains Inductor's, which contains code
     generation's, which contains the wait for the C++ or Triton compilers. Each phase here is its own total less what
-    is inside it. All of a backward graph's time is the phase ``backward``, but for its kernels. What the records do not
-    name is ``other``; the phases add up to ``wall``.
+    is inside it. All of a backward graph's time is the phase ``backward``, its kernels too. Of a forward graph what the
+    records do not name is ``other``; the phases add up to ``wall``.
 
     Args:
         seconds: looks a field of ``CompilationMetrics`` up and gives it in seconds.
     """
+    if not forward:
+        return {"backward": wall} if wall > 0 else {}
     kernels = seconds("triton_compile_time_us")  # the name is historical: it is the wait for C++ compilers too
     codegen = seconds("inductor_code_gen_cumulative_compile_time_us")
     inductor = seconds("inductor_cumulative_compile_time_us")
     backward = seconds("backward_cumulative_compile_time_us")
-    phases: dict[str, float]
-    if not forward:
-        phases = {"backward": max(backward, inductor) - kernels, "kernels": kernels}
-    else:
-        aot = seconds("aot_autograd_cumulative_compile_time_us")
-        dynamo = seconds("dynamo_cumulative_compile_time_us")
-        phases = {
-            "dynamo": dynamo - aot,
-            "aot_autograd": aot - inductor - backward,
-            "inductor": inductor - codegen,
-            "codegen": codegen - kernels,
-            "kernels": kernels,
-            "backward": backward,
-        }
+    aot = seconds("aot_autograd_cumulative_compile_time_us")
+    dynamo = seconds("dynamo_cumulative_compile_time_us")
+    phases = {
+        "dynamo": dynamo - aot,
+        "aot_autograd": aot - inductor - backward,
+        "inductor": inductor - codegen,
+        "codegen": codegen - kernels,
+        "kernels": kernels,
+        "backward": backward,
+    }
     phases = {name: value for name, value in phases.items() if value > 0}
     named = sum(phases.values())
     if named > wall > 0:  # clocks of the parts may overlap by rounding; never claim more than was spent

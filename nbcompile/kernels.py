@@ -8,8 +8,10 @@ that the backend is to find is linked from these.
 
 What is compiled, by which command, and under which names the results are kept is the backend's: a library that was
 made here is found by the next process as any other. What cannot be put together, or fails to compile so, is compiled
-by the backend as ever. So are backward graphs, which are compiled at the first backward pass and not by the call that
-this is around.
+by the backend as ever.
+
+A backward graph is compiled at the first backward pass, not by the call that compiles the forward one: the compiler
+says when it begins and ends, see :func:`also_backward`.
 """
 
 from __future__ import annotations
@@ -77,6 +79,40 @@ def together() -> Iterator[None]:
         yield
     finally:
         place.submit = plain
+
+
+def also_backward(wanted: Callable[[str], bool]) -> None:
+    """Have the kernels of backward graphs compiled together, too, from now on.
+
+    Args:
+        wanted: whether it is to be so for the graph with this compile id.
+    """
+    handler = _announcements()
+    _backward.wanted = wanted
+    if handler is not None and _backward.begins not in handler.start_callbacks:  # torch._dynamo.reset() forgets it
+        handler.register_start_callback(_backward.begins)
+        handler.register_end_callback(_backward.ends)
+
+
+class _Backward:
+    """What is done when the compiler says that a backward graph is compiled now, and that it has ended.
+
+    It says so of the outermost compile alone, whichever thread that is in.
+    """
+
+    def __init__(self) -> None:
+        self.wanted: Callable[[str], bool] = lambda compile_id: False
+        self._around = contextlib.ExitStack()
+
+    def begins(self, what: Any) -> None:
+        if what.callback_trigger.name == "LAZY_BACKWARD" and self.wanted(what.compile_id):
+            self._around.enter_context(together())
+
+    def ends(self, what: Any) -> None:
+        self._around.close()
+
+
+_backward = _Backward()
 
 
 class _Batch:
@@ -248,6 +284,19 @@ def _place() -> Any:
     if os.name != "posix" or not all(hasattr(module, name) for module, name in needed):
         return None
     return place if isinstance(vars(place).get("submit"), classmethod) else None
+
+
+def _announcements() -> Any:
+    """The compiler's own list of whom to tell that a compile begins and ends; ``None`` where it is not as expected.
+
+    It is documented in its module, which has no public name. Checked on torch 2.11 and 2.13.
+    """
+    try:
+        from torch._dynamo.callback import CallbackTrigger, callback_handler
+    except ImportError:
+        return None
+    known = hasattr(CallbackTrigger, "LAZY_BACKWARD") and hasattr(callback_handler, "start_callbacks")
+    return callback_handler if known else None
 
 
 def _at_once() -> int:

@@ -127,6 +127,7 @@ def plan_regions(
     """
     check_model(model)
     _refuse_lazy(model)
+    refuse_flat_parameters(model)
     if rest not in REST_CHOICES:
         raise UsageError(f"rest takes {', '.join(map(repr, REST_CHOICES))}, not {rest!r}")
     groups = list(_find_groups(model) if regions is None else _chosen_groups(model, regions))
@@ -160,6 +161,23 @@ def _refuse_lazy(model: nn.Module) -> None:
             f"{lazy!r} has no size yet: {class_name(model)} holds lazy modules, which learn their sizes at the first "
             "call. Call the model once, then try again"
         )
+
+
+FLAT_PARAMETERS = (
+    "FSDP1 keeps the weights of a block as one flat parameter, which the compiler does not support: the blocks would "
+    "run uncompiled. Keep the model's own parameters"
+)
+
+
+def refuse_flat_parameters(model: nn.Module) -> None:
+    """Raise :class:`UsageError` for a model that FSDP1 has wrapped without ``use_orig_params``."""
+    if has_flat_parameters(model):
+        raise UsageError(f"{FLAT_PARAMETERS}: FullyShardedDataParallel(..., use_orig_params=True)")
+
+
+def has_flat_parameters(model: nn.Module) -> bool:
+    """Whether FSDP1 keeps flat parameters in a model, as it says for the compiler. Checked on torch 2.11 and 2.13."""
+    return any(getattr(module, "_fsdp_use_orig_params", True) is False for module in model.modules())
 
 
 def class_name(module: nn.Module) -> str:

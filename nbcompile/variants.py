@@ -339,7 +339,6 @@ class _Backend:
         self._compilation = compilation
         self._inner = _torch_backend(plugin.backend, plugin.mode, options, plugin.dynamic)
         self._fullgraph = bool(plugin.fullgraph)
-        self._is_inductor = plugin.backend == "inductor"
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         variant = self._variant()
@@ -365,10 +364,10 @@ class _Backend:
             return _uncompiled(graph.forward)
 
     def _kernels_together(self) -> contextlib.AbstractContextManager[None]:
-        """A whole model is what regions are held against, so it is compiled as ``torch.compile`` does it."""
-        variant = self._variant()
-        whole = variant is None or (variant._whole and (group := variant.group()) is not None and group.nested is None)
-        return contextlib.nullcontext() if whole or not self._is_inductor else kernels.together()
+        if not _puts_kernels_together(self._variant()):
+            return contextlib.nullcontext()
+        kernels.also_backward(lambda compile_id: _puts_kernels_together(events.claimant(compile_id)))
+        return kernels.together()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Backend) and self._compilation is other._compilation
@@ -379,6 +378,14 @@ class _Backend:
     def reset(self) -> None:
         if hasattr(self._inner, "reset"):
             self._inner.reset()
+
+
+def _puts_kernels_together(variant: Any) -> bool:
+    """A whole model is what regions are held against, so it is compiled as ``torch.compile`` does it."""
+    if not isinstance(variant, Variant) or variant.plugin.backend != "inductor":
+        return False
+    group = variant.group()
+    return not variant._whole or (group is not None and group.nested is not None)
 
 
 def _uncompiled(graph: Callable[..., Any]) -> Callable[..., Any]:

@@ -327,15 +327,13 @@ class Layers:
         self.layers = layers
 
     def __call__(self, batch: int) -> tuple[Any, dict[str, Any]]:
-        model = model_to_run()
-        model.encoder.layer = model.encoder.layer[: self.layers]
-        return model, {"input_ids": tokens(batch)}
+        return small_model(self.layers).eval(), {"input_ids": tokens(batch)}
 
 
 def test_row_8_the_benchmark_and_its_five_conclusions() -> None:
     # GIVEN two sizes of a real model and two batch sizes WHEN they are swept
     swept = nbcompile.sweep(
-        models={f"minilm-{layers}": Layers(layers) for layers in (1, 2)},
+        models={f"minilm-{layers}": Layers(layers) for layers in (2, 4)},
         batches=[1, 4],
         tasks=["forward"],
         strategies=["regional", "full"],
@@ -346,7 +344,8 @@ def test_row_8_the_benchmark_and_its_five_conclusions() -> None:
     assert len(swept.reports) == 4
     for report in swept.reports:
         assert set(report.strategies) == {"eager", "regional", "full"}
-        assert all(strategy.steady_seconds for strategy in report.strategies.values())
+        told = {name: (one.failure, one.notes) for name, one in report.strategies.items()}
+        assert all(strategy.steady_seconds for strategy in report.strategies.values()), told
         assert all(report.strategies[name].cold_seconds for name in ("regional", "full"))
     assert [conclusion.number for conclusion in swept.conclusions] == [1, 2, 3, 4, 5]
     assert all(any(sign.isdigit() for sign in str(one.sentence)) for one in swept.conclusions)

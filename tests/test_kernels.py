@@ -104,6 +104,27 @@ def test_a_whole_model_is_compiled_as_ever(runs: list[Run]) -> None:
 
 
 @pytest.mark.inductor
+@pytest.mark.parametrize("strategy", ["regional", "full"])
+def test_kernels_of_a_backward_graph_are_compiled_together_too(runs: list[Run], strategy: str) -> None:
+    # GIVEN gradients of a model that is not compiled, and what a forward pass compiles
+    net, x = model().train(), torch.randn(8, 32)
+    net(x).sum().backward()
+    want = [parameter.grad for parameter in net.parameters()]
+    net.zero_grad(set_to_none=True)
+    compiled = nbcompile.compile_regions(net) if strategy == "regional" else nbcompile.compile_model(net)
+    loss = compiled(x).sum()
+    runs.clear()
+    # WHEN the backward graph is compiled THEN its kernels are in two files, of a block and not of the whole model
+    loss.backward()
+    torch.testing.assert_close([parameter.grad for parameter in net.parameters()], want)
+    assert len([command for command, _ in runs if "-c" in command]) == (2 if strategy == "regional" else 0)
+    # AND the compiler's way of handing on its work is back in its place
+    from torch._inductor.async_compile import AsyncCompile
+
+    assert vars(AsyncCompile)["submit"].__func__.__module__ == AsyncCompile.__module__
+
+
+@pytest.mark.inductor
 @pytest.mark.parametrize("stage", ["-c", "-shared"])
 def test_what_fails_together_is_compiled_one_by_one(
     runs: list[Run], stage: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

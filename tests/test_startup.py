@@ -225,3 +225,14 @@ def test_what_was_waited_is_no_phase_of_the_regions(monkeypatch: pytest.MonkeyPa
     assert phases == pytest.approx({"dynamo": 2.0, "aot_autograd": 1.0, "inductor": 2.0, "other": 5.0})
     assert sum(phases.values()) == pytest.approx(10.0)
     assert events._compile(Record(), "layers.0").phases["aot_autograd"] == pytest.approx(6.0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is begun on Linux alone")
+@pytest.mark.parametrize(("backend", "threads"), [("inductor", 1), ("no", 0)])
+def test_an_accelerator_that_will_compile_begins_it(tmp_path: Path, backend: str, threads: int) -> None:
+    # GIVEN an accelerator WHEN it is made THEN the start-up begins, before there is a model, if it is going to compile
+    code = f"""
+        nbcompile.Accelerator(cpu=True, dynamo_plugin=nbcompile.TorchDynamoPlugin(backend={backend!r}))
+        print(len(started()))
+    """
+    assert told(code, tmp_path)[-1] == str(threads)

@@ -28,7 +28,17 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*command, "-m", "tests.two_ranks", str(folder), *TRAINED, "alone", "together", "not compiled"],
+        [
+            *command,
+            "-m",
+            "tests.two_ranks",
+            str(folder),
+            *TRAINED,
+            "flat parameters",
+            "alone",
+            "together",
+            "not compiled",
+        ],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -74,6 +84,19 @@ def test_what_is_trained_is_what_the_parallel_library_made(ranks: list[dict[str,
 @pytest.mark.parametrize("way", ["ddp", "fsdp2 by the accelerator"])
 def test_a_state_dict_from_the_accelerator_has_the_models_own_keys(ranks: list[dict[str, Any]], way: str) -> None:
     assert ranks[0][way]["keys"] is True
+
+
+def test_flat_parameters_of_fsdp1_are_refused_with_the_reason(ranks: list[dict[str, Any]]) -> None:
+    # GIVEN FSDP1 that keeps a block's weights as one flat parameter WHEN it is to be compiled
+    found = ranks[0]["flat parameters"]
+    # THEN it is refused with the remedy, before anything is wrapped
+    for way in ("regions", "model", "accelerator"):
+        assert "use_orig_params=True" in found[way]
+    assert found["prepared"] is False
+    # AND what was compiled before it was wrapped trains as it would uncompiled, and says why
+    assert found["same"] is True
+    assert found["eager"] == 12
+    assert "use_orig_params=True" in found["reason"]
 
 
 def test_one_report_names_the_rank_that_compiled_again_alone(ranks: list[dict[str, Any]]) -> None:

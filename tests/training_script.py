@@ -27,10 +27,10 @@ from .models import minilm
 LAYERS, STEPS = 2, 5
 
 
-def small_model() -> Any:
-    """The first two layers of MiniLM with its real weights, without dropout, so that two trainings can be compared."""
+def small_model(layers: int = LAYERS) -> Any:
+    """The first layers of MiniLM with its real weights, without dropout, so that two trainings can be compared."""
     model: Any = minilm()[0]
-    model.encoder.layer = model.encoder.layer[:LAYERS]
+    model.encoder.layer = model.encoder.layer[:layers]
     model.pooler = None  # the loss is of the tokens alone, and DDP wants a gradient of every parameter
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):

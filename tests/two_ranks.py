@@ -149,6 +149,41 @@ def fsdp1(*, before: bool = False) -> dict[str, Any]:
         return facts(model, losses, eager)
 
 
+def flat_parameters() -> dict[str, Any]:
+    """FSDP1 without the model's own parameters: compiled after that and before, and by the Accelerator."""
+    from accelerate import DistributedType
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    def wrap(model: Any) -> Any:
+        policy = ModuleWrapPolicy({type(model.model.layers[0])})
+        return FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=torch.device("cpu"))
+
+    found: dict[str, Any] = {}
+    wrapped = wrap(llama(2)[0])
+    for name, compiles in (("regions", _compiled), ("model", nbcompile.compile_model)):
+        try:
+            compiles(wrapped)
+        except nbcompile.UsageError as error:
+            found[name] = str(error)
+    accelerator = nbcompile.Accelerator(cpu=True, dynamo_plugin=nbcompile.TorchDynamoPlugin(backend=BACKEND))
+    state, bare = accelerator.state, llama(2)[0]
+    before, state.distributed_type = state.distributed_type, DistributedType.FSDP
+    state.fsdp_plugin = FullyShardedDataParallelPlugin(fsdp_version=1, use_orig_params=False)
+    try:
+        accelerator.prepare(bare)
+    except nbcompile.UsageError as error:
+        found["accelerator"] = str(error)
+    finally:
+        state.distributed_type = before
+    found["prepared"] = hasattr(bare, "_is_accelerate_prepared")
+    _, eager = train(_both, wrap=wrap)
+    model, losses = train(_both, wrap=lambda model: wrap(_compiled(model)))
+    group = nbcompile.report(model).groups[0]
+    return {**found, "same": losses == eager, "eager": group.eager, "reason": group.eager_reason}
+
+
 def alone() -> dict[str, Any]:
     """One rank is handed another length, and compiles again while the other waits."""
     model = _compiled(nn.parallel.DistributedDataParallel(llama(2)[0].train()))
@@ -210,6 +245,7 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "fsdp1": fsdp1,
     "fsdp1 compiled before": lambda: fsdp1(before=True),
     "fsdp2 by the accelerator": fsdp2_by_accelerator,
+    "flat parameters": flat_parameters,
     "alone": alone,
     "together": together,
     "not compiled": not_compiled,

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from .. import compiler, regions
+from .. import compiler, regions, startup
 from ..errors import UsageError
 from ..plugin import Backend, TorchDynamoPlugin
 
@@ -64,6 +64,8 @@ class Accelerator(accelerate.Accelerator):
         given["dynamo_plugin"] = their_plugin(self.compile_plugin)
         del given["self"]
         super().__init__(**given)
+        if self._compiles:  # what a first compile waits for is found while the model and the data are loaded
+            startup.begin(self.compile_plugin.backend, self.device)
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Prepare models, optimizers, data loaders and schedulers as accelerate does, and compile the models.
@@ -108,6 +110,11 @@ class Accelerator(accelerate.Accelerator):
                 "a whole model cannot be compiled under DeepSpeed's ZeRO 3, which gathers weights module by module "
                 "while the model runs; use_regional_compilation=True compiles its blocks, and has each gathered at once"
             )
+        if self._keeps_flat_parameters:
+            raise UsageError(
+                f"{regions.FLAT_PARAMETERS}: FullyShardedDataParallelPlugin(..., use_orig_params=True), "
+                "or fsdp_version=2"
+            )
         if self.compile_plugin.use_regional_compilation:
             regions.plan_regions(regions.model_inside(model), rest=self._how["rest"])
 
@@ -124,6 +131,13 @@ class Accelerator(accelerate.Accelerator):
         plan = regions.plan_regions(model, rest=self._how["rest"])
         for path in [path for group in plan.groups for path in group.blocks]:
             set_z3_leaf_module(model.get_submodule(path), True)
+
+    @property
+    def _keeps_flat_parameters(self) -> bool:
+        """Whether FSDP1 is to wrap models without ``use_orig_params``."""
+        if self.distributed_type != accelerate.DistributedType.FSDP or self.is_fsdp2:
+            return False
+        return not self.state.fsdp_plugin.use_orig_params
 
     @property
     def _zero_stage(self) -> int | None:
