@@ -8,6 +8,7 @@ import re
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from .errors import UsageError
 
@@ -62,3 +63,48 @@ def require_folder() -> None:
             f"the compiler's cache folder {folder} {wrong}. Set TORCHINDUCTOR_CACHE_DIR to a folder that can be "
             "written to (os.environ['TORCHINDUCTOR_CACHE_DIR'] = ...) and call again"
         )
+
+
+def mend(pid: int | None = None, *, since: float = 0.0) -> list[Path]:
+    """Remove what a process that was ended has left half done in the cache folder: the files that it removed.
+
+    The compiler takes any library that lies where it looks; one that was cut off fails to load, every time.
+
+    Args:
+        pid: also remove what this process was about to move to its place.
+        since: look at files only that were changed since then; seconds since the epoch.
+    """
+    removed = []
+    for parent, _, names in os.walk(cache_folder()):
+        for name in names:
+            file = Path(parent, name)
+            half = pid is not None and name.startswith(f".{pid}.") and name.endswith(".tmp")
+            try:
+                if not half and not (name.endswith(".so") and file.stat().st_mtime >= since - 1 and cut(file)):
+                    continue
+                file.unlink()
+            except OSError:  # someone else has removed it, or it cannot be removed
+                continue
+            removed.append(file)
+    return removed
+
+
+def cut(library: Path) -> bool:
+    """Whether a library for Linux is shorter than its own head says.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    size = library.stat().st_size
+    with open(library, "rb") as file:
+        head = file.read(64)
+    if sys.platform != "linux":
+        return size == 0
+    if len(head) < 64 or head[:4] != b"\x7fELF":
+        return True
+    if head[4] != 2:  # of 64 bits are all that the compiler makes
+        return False
+    order: Any = "little" if head[5] == 1 else "big"
+    # the table of sections comes last, and each is where the table says; see elf(5)
+    table, each, number = (int.from_bytes(head[a:b], order) for a, b in ((40, 48), (58, 60), (60, 62)))
+    return table == 0 or size < table + each * number

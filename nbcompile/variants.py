@@ -34,6 +34,7 @@ from .plugin import Backend, TorchDynamoPlugin, backend_name
 from .regions import structure
 
 if TYPE_CHECKING:
+    from .background import GroupBeside
     from .border import Region
 
 _serial = itertools.count(1)
@@ -250,6 +251,7 @@ class Group:
         self.fitted: fastpath.FastPath | None = None  # the path all of whose guards held for a block of this step
         self.notes: dict[str, None] = {}
         self.nested: Nested | None = None  # marked blocks inside a whole model
+        self.beside: GroupBeside | None = None  # what compiles in the background, if that was asked for
         self._warned: set[str] = set()
 
     @functools.cached_property
@@ -278,18 +280,24 @@ class Group:
         """Add a line to the report's notes, once."""
         self.notes[f"{self.path or 'the model'}: {text}"] = None
 
-    def choose(self, region: Region, circumstances: Circumstances, hooks: Sequence[Any]) -> Variant:
-        """The variant for a block that has none yet under these circumstances."""
+    def find(self, region: Region, circumstances: Circumstances, hooks: Sequence[Any]) -> Variant | None:
+        """A variant that a block can share under these circumstances; ``None`` if there is none yet."""
         block = region.block()
         assert block is not None  # the border holds the block and is what called
         shape = structure(block, by_identity=True)
         # A hook may ask which module it is called for, and the compiler settles that once, unguarded: never share it.
-        candidates = () if hooks else self.variants
-        for variant in candidates:
+        for variant in () if hooks else self.variants:
             if variant.circumstances == circumstances and variant.structure == shape and variant.suits(block):
-                break
-        else:
-            variant = Variant(self, shape, circumstances, hooks)
+                return variant
+        return None
+
+    def choose(self, region: Region, circumstances: Circumstances, hooks: Sequence[Any]) -> Variant:
+        """The variant for a block that has none yet under these circumstances."""
+        variant = self.find(region, circumstances, hooks)
+        if variant is None:
+            block = region.block()
+            assert block is not None
+            variant = Variant(self, structure(block, by_identity=True), circumstances, hooks)
             self.variants.append(variant)
         variant.blocks.add(region.path)
         return variant
