@@ -108,3 +108,13 @@ def cut(library: Path) -> bool:
     # the table of sections comes last, and each is where the table says; see elf(5)
     table, each, number = (int.from_bytes(head[a:b], order) for a, b in ((40, 48), (58, 60), (60, 62)))
     return table == 0 or size < table + each * number
+
+
+def is_cut_short(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, is of the loader about a library that is not whole."""
+    while error is not None:
+        text = str(error)
+        if any(words in text for words in ("file too short", "invalid ELF header", "cannot read file data")):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

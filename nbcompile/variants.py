@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch._dynamo.exc import RestartAnalysis, SkipFrame
 
-from . import events, explain, fastpath, kernels, startup
+from . import cache, events, explain, fastpath, kernels, startup
 from .errors import CompilationError, CompilationWarning
 from .integrations import layer_index
 from .interrupts import delivered_safely
@@ -361,7 +361,7 @@ class _Backend:
                 variant.dynamic = explain.dynamic_inputs(graph)
         try:
             with delivered_safely(), self._kernels_together():
-                compiled = self._inner(graph, inputs)
+                compiled = self._compiled(graph, inputs)
             return _counted(compiled) if events.breaks_seen() != call.breaks else compiled
         except (RestartAnalysis, SkipFrame):
             raise  # no failures: this is how a backend asks Dynamo to trace again, or not at all
@@ -371,6 +371,15 @@ class _Backend:
             variant.note_failure(error)
             dissolve(graph)
             return _uncompiled(graph.forward)
+
+    def _compiled(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The backend's code; once more if it stumbled over a kernel that a process left half written in its cache."""
+        try:
+            return self._inner(graph, inputs)  # type: ignore[no-any-return]
+        except Exception as error:
+            if not self._is_inductor or not cache.is_cut_short(error) or not cache.mend():
+                raise
+        return self._inner(graph, inputs)  # type: ignore[no-any-return]
 
     def _kernels_together(self) -> contextlib.AbstractContextManager[None]:
         """A whole model is what regions are held against, so it is compiled as ``torch.compile`` does it."""

@@ -41,7 +41,7 @@ STOREYS: list[set[str]] = [
     {"compiler"},
     {"check"},
     {"dispatch"},
-    {"compare", "warmup", "cells", "processes", "ranks", "rounds"},
+    {"compare", "warmup", "cells", "processes", "portable", "ranks", "rounds"},
     {"worker", "cellrun"},
     {"tune", "sweep"},
     # what other libraries are given of this package
