@@ -35,7 +35,7 @@ LINK := $(VENV)/share/jupyter/labextensions/nbcompile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-extension lab extension bench tuning repeats zoo gpu-check lint lint-extension
+.PHONY: help setup demo test test-extension lab extension bench bench-nowall tuning repeats zoo gpu-check lint lint-extension
 .PHONY: format wheel clean
 
 help: ## list the targets
@@ -69,6 +69,9 @@ lab: extension ## open the notebooks in JupyterLab
 
 bench: $(READY) ## measure every judged figure beside torch.compile, accelerate and others (about 1.5 hours)
 	$(PY) -m tests.benchmarks.bench $(BENCH_ARGS)
+
+bench-nowall: $(READY) ## measure what is left of waiting: in the background, restarted, portable (about 15 minutes)
+	$(PY) -m tests.benchmarks.bench --part nowall $(BENCH_ARGS)
 
 tuning: $(READY) ## hold what a tuning recommends against an exhaustive search of the same settings (about 8 minutes)
 	$(PY) tests/benchmarks/tuning.py $(TUNING_ARGS)

@@ -32,7 +32,7 @@ from typing import IO, TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from . import cache, explain, helper, standins
+from . import cache, explain, helper, standins, startup
 from .errors import NbcompileError, UsageError
 from .parallel import this_rank
 from .plugin import TorchDynamoPlugin, backend_name
@@ -157,7 +157,7 @@ class GroupBeside:
         if need is None:
             self.due = False
         elif need.state == "waiting":
-            self.due = False  # its answer sets it again
+            self.due = startup.ahead().step()  # what this process has to do anyway; the answer sets it again
         elif self._recorded > 0 and need.steps_waiting < _MOST_STEPS_WAITING:
             need.steps_waiting += 1
         else:
@@ -172,7 +172,8 @@ class GroupBeside:
             need.state = "failed"
             self._messages.put(f"could not be compiled in the background and runs eager: {answer['error']}")
         else:
-            need.free = not answer["compiles"] and need.state == "waiting"
+            # calls that have no direct way to their code: whether it fits, only the compiler's own entry can tell
+            need.free = not answer["compiles"] and not answer["direct"]
             self._sources.setdefault(need.key, set()).update(answer["guarded"])
             need.state = "compiled"
         self.due = True
@@ -228,7 +229,7 @@ class GroupBeside:
         self.needs.append(need)
         self._by_key.setdefault(key, []).append(need)
         try:
-            bare = shadow(block)
+            bare = shadow(block, to_call=False)
             for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
                 bare.__dict__[hooks] = type(vars(bare)[hooks])()  # they run around the code, in this process
             need.job = {
@@ -248,6 +249,7 @@ class GroupBeside:
             need.state, need.reason = "failed", f"it cannot be compiled in the background: {error}"
             group.warn(f"runs eager: {need.reason}. compile_regions without background=True compiles it")
         else:
+            self.due = True
             self.owner.ask(self, need)
         return need
 
@@ -306,6 +308,7 @@ class Beside:
         self._thread: threading.Thread | None = None
         self._process: _Process | None = None
         self._helpers, self._stopped = 0, False
+        self._of = os.getpid()  # a process that was forked off this one has no helper
         _all.add(self)
 
     @property
@@ -363,7 +366,10 @@ class Beside:
 
     def told(self) -> list[str]:
         """Lines for the report."""
-        return [line for group in self.groups for line in group.told()]
+        lines = [line for group in self.groups for line in group.told()]
+        if self.device != "cpu" and any(need.state == "waiting" for group in self.groups for need in group.needs):
+            lines.append(f"the helper process holds one block's weights on the {self.device} device while it compiles")
+        return lines
 
     def _serve(self) -> None:
         """The thread's work: hand the helper one job after another, until there are none for a while."""
@@ -371,12 +377,14 @@ class Beside:
         try:
             while not self._stopped:
                 try:
-                    if self._process is None:
+                    if self._process is None and (job is not None or not self._helpers):
                         self._begin()
                     if job is None:
                         job = self._jobs.get(timeout=_IDLE_SECONDS)
                         if job is None:
                             break
+                        if self._process is None:
+                            continue
                     group, need = job
                     assert self._process is not None
                     answer = self._process.ask(need.job)
@@ -409,7 +417,7 @@ class Beside:
     def _begin(self) -> None:
         self._helpers += 1
         self._process = _Process()
-        if self._stopped:
+        if self._stopped:  # meanwhile
             self._process.stop()
         self._process.receive()
         for need in self._done:  # the compiler goes by what it has seen before; all of it is in the cache
@@ -439,7 +447,7 @@ class _Process:
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="nbcompile-helper-")
         self._log = open(Path(self._folder, "stderr"), "w+b")  # noqa: SIM115
-        self._why, self._ended, self._lock = "", False, threading.Lock()
+        self._why, self._ended, self._busy, self._lock = "", False, False, threading.Lock()
         self._began = time.time()
         environment = {**os.environ, "TMPDIR": self._folder, "TORCHINDUCTOR_CACHE_DIR": str(cache.cache_folder())}
         try:
@@ -475,11 +483,19 @@ class _Process:
         Raises:
             HelperError: there will be none.
         """
+        self._busy = True
         with contextlib.suppress(OSError, ValueError):  # it has died: receive says how
             helper.write(self._stream(self._process.stdin), job)
-        return self.receive()
+        answer = self.receive()
+        self._busy = False
+        return answer
 
     def receive(self) -> dict[str, Any]:
+        """Its next message.
+
+        Raises:
+            HelperError: there will be none.
+        """
         done = threading.Event()
         threading.Thread(target=self._watch, args=(done,), daemon=True).start()
         try:
@@ -504,7 +520,8 @@ class _Process:
             with contextlib.suppress(OSError):
                 self._stream(stream).close()
         shutil.rmtree(self._folder, ignore_errors=True)
-        cache.mend(self.pid, since=self._began)
+        if self._busy:  # it was ended in the middle
+            cache.mend(self.pid, since=self._began)
 
     def _stream(self, stream: Any) -> IO[bytes]:
         assert stream is not None
@@ -586,7 +603,8 @@ _all: weakref.WeakSet[Beside] = weakref.WeakSet()
 @atexit.register
 def _stop_all() -> None:
     for beside in list(_all):
-        beside.stop()
+        if beside._of == os.getpid():
+            beside.stop()
 
 
 def _kill_group(pid: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import re
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -118,3 +119,40 @@ def is_cut_short(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+#: What the compiler makes in its cache folder; a folder may hold other things, too, which are nobody's here to remove.
+_MADE = re.compile(
+    r"[0-9a-z]{2}|\.?triton|fxgraph|aotautograd|cache|locks|dynamo|bundled_autotune|precompiled_headers|pgo|aot_compiled"
+    r"|nbcompile-compiled|nbcompile-start-up\.json(\.\d+)?|\.\d+\.\d+\.tmp"
+)
+
+
+def clean() -> tuple[int, int, list[str]]:
+    """Remove what the compiler keeps in its cache folder; what is loaded in a process stays in use there.
+
+    Returns:
+        The number of files removed, their size in bytes, and the names in the folder that are not the compiler's, or
+        could not be removed.
+    """
+    folder = cache_folder()
+    files, size, left = 0, 0, []
+    if not folder.is_dir():
+        return 0, 0, []
+    for entry in sorted(folder.iterdir()):
+        if entry.is_symlink() or not _MADE.fullmatch(entry.name):
+            left.append(entry.name)
+            continue
+        inside = [entry] if entry.is_file() else [path for path in entry.rglob("*") if path.is_file()]
+        for path in inside:
+            try:
+                length = path.lstat().st_size
+                path.unlink()
+            except OSError:
+                continue
+            files, size = files + 1, size + length
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        if entry.exists():
+            left.append(entry.name)
+    return files, size, left

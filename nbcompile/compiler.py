@@ -236,19 +236,19 @@ def compile_regions(
     plan = plan_regions(inside, rest=rest, regions=regions)
     _refuse_offloaded(inside, [path for group in plan.groups for path in group.blocks])
     startup.begin(settings.backend, describe.device_of(inside))
-    adopt(
+    compilation = Compilation(
         inside,
-        Compilation(
-            inside,
-            settings,
-            strategy="regional",
-            plan=plan,
-            rest=rest,
-            cuda_graph=cuda_graph,
-            guard_collectives=guard_collectives,
-            background=background,
-        ),
+        settings,
+        strategy="regional",
+        plan=plan,
+        rest=rest,
+        cuda_graph=cuda_graph,
+        guard_collectives=guard_collectives,
+        background=background,
     )
+    adopt(inside, compilation)
+    if compilation.beside is not None:
+        compilation.beside.start()
     return model
 
 

@@ -122,7 +122,7 @@ class _Compiled:
             "compiles": outcome.compiles,
             "misses": outcome.misses,
             "seconds": time.perf_counter() - begin,
-            "breaks": bool(variant.log.breaks),
+            "direct": variant.direct,
         }
 
 

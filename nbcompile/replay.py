@@ -127,10 +127,13 @@ def replay(
     return Outcome(variant, made, _misses() - missed, time.perf_counter() - begin)
 
 
-def shadow(block: nn.Module) -> nn.Module:
+def shadow(block: nn.Module, *, to_call: bool = True) -> nn.Module:
     """Modules of their own with the block's weights: what is done to them, but to the weights' values, is not seen.
 
-    Buffers are copied, since a call may write into them. Gradients that arrive are the shadow's.
+    Gradients that arrive are the shadow's.
+
+    Args:
+        to_call: copy the buffers, since a call may write into them.
     """
     made: dict[int, Any] = {}
 
@@ -151,7 +154,7 @@ def shadow(block: nn.Module) -> nn.Module:
         members = dict(vars(value))
         members.pop("_compiled_call_impl", None)
         members["_parameters"] = {n: None if p is None else tensor(p, False) for n, p in value._parameters.items()}
-        members["_buffers"] = {n: None if b is None else tensor(b, True) for n, b in value._buffers.items()}
+        members["_buffers"] = {n: None if b is None else tensor(b, to_call) for n, b in value._buffers.items()}
         members["_modules"] = {n: None if m is None else module(m) for n, m in value._modules.items()}
         new.__dict__.update(members)
         for name, own in members.items():  # a method that someone has put on the module knows which one it is of

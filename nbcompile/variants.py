@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch._dynamo.exc import RestartAnalysis, SkipFrame
 
-from . import cache, events, explain, fastpath, kernels, startup
+from . import cache, events, explain, fastpath, kernels, misses, startup
 from .errors import CompilationError, CompilationWarning
 from .integrations import layer_index
 from .interrupts import delivered_safely
@@ -204,6 +204,11 @@ class Variant:
             settings["record_runtime_overhead"] = False
         return settings
 
+    @property
+    def direct(self) -> bool:
+        """Whether its code can be called without the compiler's entry."""
+        return self._fast_paths is not None and not self.log.breaks
+
     def fast_path(self, arguments: dict[str, Any]) -> fastpath.FastPath | None:
         """A direct way to the code for these arguments of :attr:`function`; ``None`` without one.
 
@@ -213,6 +218,23 @@ class Variant:
         if self._fast_paths is None or self.log.breaks or self.failure:
             return None
         return self._fast_paths.find(arguments)
+
+    def note_miss(self, inputs: Sequence[Any]) -> None:
+        """Tell why code was not found in the compiler's cache, where it has been there before."""
+        group = self.group()
+        if group is None or self.plugin.backend != "inductor":
+            return
+        shape = [part if not isinstance(part[1], type) else (part[0], part[1].__qualname__) for part in self._parts()]
+        flags = {"training": self.circumstances.training, "cache": self.circumstances.cache}
+        with contextlib.suppress(Exception):  # no compile is to fail for want of words
+            why = misses.tell(group.class_name, misses.facts(shape, inputs, flags, self.plugin.options))
+            if why:
+                group.note(f"compiled anew, not found in the compiler's cache: {why}")
+
+    def _parts(self) -> Iterator[tuple[Any, ...]]:
+        for part in self.structure:
+            if isinstance(part, tuple):
+                yield part
 
     def note_failure(self, error: BaseException) -> None:
         """Keep the compiler's message, and say once for the group that it failed."""
@@ -360,8 +382,11 @@ class _Backend:
             if call.breaks == events.breaks_seen():  # behind a graph break inputs are no longer the block's
                 variant.dynamic = explain.dynamic_inputs(graph)
         try:
+            before = misses.missed()
             with delivered_safely(), self._kernels_together():
                 compiled = self._compiled(graph, inputs)
+            if variant is not None and misses.missed() != before:
+                variant.note_miss(inputs)
             return _counted(compiled) if events.breaks_seen() != call.breaks else compiled
         except (RestartAnalysis, SkipFrame):
             raise  # no failures: this is how a backend asks Dynamo to trace again, or not at all

@@ -24,7 +24,7 @@ STOREYS: list[set[str]] = [
     {"cache", "estimate", "ongoing", "space"},
     {"progress"},
     {"explain", "measure"},
-    {"standins"},
+    {"misses", "standins"},
     {"breaks", "causes", "fastpath", "methods", "nested"},
     {"standing"},
     {"graphs"},

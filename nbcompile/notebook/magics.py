@@ -485,10 +485,16 @@ class NbcompileMagics(Magics):
         self.again.switch(args.model == "on")
 
     def _doctor(self, args: argparse.Namespace) -> None:
-        from ..doctor import examine
+        from ..doctor import clean_cache, examine
 
+        if args.model == "clean":
+            print(clean_cache())
+            return
         if args.model is not None:
-            raise UsageError(f"doctor checks the environment, not a model: leave {args.model!r} out")
+            raise UsageError(
+                f"doctor checks the environment, not a model: leave {args.model!r} out, or say `doctor clean`, which "
+                "empties the compiler's cache folder"
+            )
         self._show(examine())
 
     def _model(self, args: argparse.Namespace, *, prefer_compiled: bool = False) -> Module:
