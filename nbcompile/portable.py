@@ -1,4 +1,4 @@
-"""The compiler's cache in one file, for a machine that starts empty: what this process compiled, to be loaded elsewhere.
+"""The compiler's cache in one file, for a machine that starts empty: what was compiled here, to be loaded there.
 
 The file holds torch's own cache artifacts (``torch.compiler.save_cache_artifacts``), and the C++ kernels that belong to
 them, which torch leaves out. Both are code: whoever loads the file runs it.
@@ -76,7 +76,9 @@ def save_cache(file: str | os.PathLike[str], *, overwrite: bool = False) -> dict
         "made_for": made_for(),
         "graphs": graphs,
         "kernels": len(kernels),
-        "checksums": {name: hashlib.sha256(data).hexdigest() for name, data in {**kernels, _ARTIFACTS: content}.items()},
+        "checksums": {
+            name: hashlib.sha256(data).hexdigest() for name, data in {**kernels, _ARTIFACTS: content}.items()
+        },
     }
     try:
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)

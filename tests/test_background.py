@@ -41,7 +41,8 @@ def _net(kind: Callable[..., nn.Module] = Block, blocks: int = 3) -> Net:
 
 def _beside(model: nn.Module) -> Beside:
     compilation = current(model)
-    assert compilation is not None and compilation.beside is not None
+    assert compilation is not None
+    assert compilation.beside is not None
     return compilation.beside
 
 
@@ -108,7 +109,8 @@ def test_blocks_that_need_a_graph_each_get_one_each() -> None:
         nbcompile.compile_regions(model, background=True)
         _step_until_compiled(model, lambda: model(x), expected)
     needs = _beside(model).groups[0].needs
-    assert len(needs) == 3 and sum(need.misses for need in needs) == 0
+    assert len(needs) == 3
+    assert sum(need.misses for need in needs) == 0
 
 
 def test_other_sizes_run_eager_until_they_are_compiled_and_then_any_size_does() -> None:
@@ -205,7 +207,8 @@ def test_what_the_block_does_to_itself_is_not_done_twice() -> None:
     model = Net([Counting(number) for number in range(2)]).train()
     nbcompile.compile_regions(model, background=True)
     batches, after = run(model, True)
-    assert batches.item() == 3 and all(layer.norm.weight.grad is None for layer in model.layers)
+    assert batches.item() == 3
+    assert all(layer.norm.weight.grad is None for layer in model.layers)
     assert _compiled(model) == (2, 2)
     del after
 
@@ -250,7 +253,8 @@ def test_a_helper_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> Non
         os.killpg(pid, signal.SIGSTOP)
         _beside(model).wait(60)
         model(x)
-    assert _gone(pid) and _compiled(model) == (0, 3)
+    assert _gone(pid)
+    assert _compiled(model) == (0, 3)
 
 
 def test_without_a_compiler_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +368,8 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
             [sys.executable, str(file), "stay"], env=environment, capture_output=True, text=True, timeout=300
         )
         answer = json.loads(done.stdout.splitlines()[-1])
-        assert answer["same"] and answer["compiled"] == 0
+        assert answer["same"]
+        assert answer["compiled"] == 0
         assert "full" in answer["reason"] or "No space left" in answer["reason"] or "written" in answer["reason"]
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=False)

@@ -337,7 +337,8 @@ def test_cleaning_removes_what_the_compiler_made_and_nothing_else(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"12345")
     main(["doctor", "--clean-cache"])
-    assert "3 files removed" in (told := capsys.readouterr().err) and "notes.txt, thesis" in told
+    assert "3 files removed" in (told := capsys.readouterr().err)
+    assert "notes.txt, thesis" in told
     assert sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()) == [
         "notes.txt",
         "thesis/chapter.txt",

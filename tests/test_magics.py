@@ -727,12 +727,15 @@ def test_a_cell_may_be_compiled_in_the_background(run: Any, shell: InteractiveSh
     # THEN it ran once, eager, and the report says that code is on the way
     assert ran.result.success, ran.text
     report = Report.from_dict(ran.shown[-1]["data"][MIME_TYPE])
-    assert report.settings["background"] is True and report.groups[0].compiled == 0 and not report.strategies
+    assert report.settings["background"] is True
+    assert report.groups[0].compiled == 0
+    assert not report.strategies
     assert any("compiled beside it" in note for note in report.notes)
     # AND cells that follow run compiled when it is there
     model = shell.user_ns["model"]
     compilation = current(model)
-    assert compilation is not None and compilation.beside is not None
+    assert compilation is not None
+    assert compilation.beside is not None
     compilation.beside.wait(240)
     for _ in range(3):
         assert run("with torch.no_grad():\n    z = model(**inputs)").result.success

@@ -708,9 +708,11 @@ def test_the_background_is_chosen_by_a_switch_and_told_in_the_code(panel: Panel)
     panel.backend.value = "inductor"
     panel.background.value = True
     # THEN the code says so, and that nothing waits
-    assert "background=True" in panel.code("compile") and "background" not in panel.code("compare")
+    assert "background=True" in panel.code("compile")
+    assert "background" not in panel.code("compare")
     # AND what does not go with it is an obstacle with its reason
     panel.backend.value = "eager"
-    assert panel.buttons["compile"].disabled and "the backend 'inductor'" in panel.buttons["compile"].tooltip
+    assert panel.buttons["compile"].disabled
+    assert "the backend 'inductor'" in panel.buttons["compile"].tooltip
     panel.background.value = False
     assert not panel.buttons["compile"].disabled

@@ -29,7 +29,8 @@ def test_a_tensor_arrives_as_one_of_its_kind_without_its_values() -> None:
 def test_the_same_tensor_twice_is_the_same_there() -> None:
     tensor = torch.ones(3)
     first, second, other = _twin((tensor, tensor, torch.ones(3)))
-    assert first is second and other is not first
+    assert first is second
+    assert other is not first
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,8 @@ def test_the_same_tensor_twice_is_the_same_there() -> None:
 )
 def test_gradients_are_asked_for_as_they_were(tensor: torch.Tensor, leaf: bool) -> None:
     got = _twin(tensor)
-    assert got.requires_grad and got.is_leaf is leaf
+    assert got.requires_grad
+    assert got.is_leaf is leaf
 
 
 def test_parameters_stay_parameters_and_tied_ones_tied() -> None:
@@ -45,8 +47,10 @@ def test_parameters_stay_parameters_and_tied_ones_tied() -> None:
     layer[1].weight = layer[0].weight
     layer[0].weight.requires_grad_(False)
     got = _twin(layer)
-    assert isinstance(got[0].weight, nn.Parameter) and got[1].weight is got[0].weight
-    assert not got[0].weight.requires_grad and got[0].bias.requires_grad
+    assert isinstance(got[0].weight, nn.Parameter)
+    assert got[1].weight is got[0].weight
+    assert not got[0].weight.requires_grad
+    assert got[0].bias.requires_grad
 
 
 def test_a_position_is_sent_by_value() -> None:
@@ -58,7 +62,8 @@ def test_a_class_of_a_notebook_is_sent_by_value() -> None:
     space: dict[str, Any] = {"__name__": "__main__", "nn": nn}
     exec("class Mine(nn.Linear):\n    def forward(self, x):\n        return super().forward(x) + 1\n", space)
     data = standins.dumps(space["Mine"](2, 2))
-    assert b"__main__" in data and standins.loads(data)(torch.ones(1, 2)).tolist() == [[1.0, 1.0]]
+    assert b"__main__" in data
+    assert standins.loads(data)(torch.ones(1, 2)).tolist() == [[1.0, 1.0]]
 
 
 def test_what_cannot_be_sent_is_told() -> None:
@@ -79,7 +84,8 @@ def test_a_view_of_a_kv_cache_is_sent_without_the_other_layers() -> None:
     found = transformers.view(cache, 1, 3)
     assert found is not None
     got = _twin(found[0])
-    assert got.layers[0] is got.layers[2] and got.layers[0].keys.shape == (1, 2, 6, 4)
+    assert got.layers[0] is got.layers[2]
+    assert got.layers[0].keys.shape == (1, 2, 6, 4)
     assert "_nbcompile_origin" not in vars(got)
 
 
@@ -106,7 +112,8 @@ def test_the_blocks_of_a_decoder_get_calls_with_one_signature() -> None:
         )
     with torch.no_grad():
         model(**inputs)
-    assert len(seen) == 4 and len(set(seen)) == 1
+    assert len(seen) == 4
+    assert len(set(seen)) == 1
 
 
 def _signature(transformers: Any, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:

@@ -212,7 +212,17 @@ class Panel:
             ]
         )
         self.widget.add_class("nbc-panel")
-        for name in ("strategy", "backend", "mode", "dynamic", "rest", "fullgraph", "cuda_graph", "background", "budget"):
+        for name in (
+            "strategy",
+            "backend",
+            "mode",
+            "dynamic",
+            "rest",
+            "fullgraph",
+            "cuda_graph",
+            "background",
+            "budget",
+        ):
             getattr(self, name).observe(self._setting_chosen, "value")
         for box in self.compared.values():
             box.observe(self._setting_chosen, "value")

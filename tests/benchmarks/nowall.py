@@ -1,4 +1,4 @@
-"""The benchmark's part about not waiting: compiled beside the user's steps, started again, carried to another machine."""
+"""The part of the benchmark about waiting: compiled beside the steps, started again, carried to another machine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A process of the benchmark: ``python -m tests.benchmarks.worker JOB``; the job and the answers are JSON.
 
-There are several kinds of job, see :func:`alone`, :func:`one_way`, :func:`beside` and :func:`portable`. Torch is imported only after what a job wants
-done before.
+There are several kinds of job, see :func:`alone`, :func:`one_way`, :func:`beside` and :func:`portable`. Torch is
+imported only after what a job wants done before.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ def _step_until_compiled(subject: Any, begin: float = 0.0) -> tuple[list[tuple[f
     from nbcompile.compiler import current
 
     compilation = current(subject.model)
-    assert compilation is not None and compilation.beside is not None
+    assert compilation is not None
+    assert compilation.beside is not None
     steps: list[tuple[float, bool]] = []
     end = time.perf_counter() + 600
     while time.perf_counter() < end:
