@@ -449,7 +449,7 @@ class _Process:
         self._log = open(Path(self._folder, "stderr"), "w+b")  # noqa: SIM115
         self._why, self._ended, self._busy, self._lock = "", False, False, threading.Lock()
         self._began = time.time()
-        environment = {**os.environ, "TMPDIR": self._folder, "TORCHINDUCTOR_CACHE_DIR": str(cache.cache_folder())}
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache.cache_folder())}
         try:
             self._process = subprocess.Popen(
                 [

@@ -14,6 +14,7 @@ import shutil
 import signal
 import struct
 import sys
+import tempfile
 import threading
 import time
 from typing import IO, Any
@@ -35,7 +36,7 @@ def main(parent: int, folder: str) -> None:
     threading.Thread(target=_end_with, args=(parent, folder), daemon=True).start()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print goes to standard error
-    _prepare()
+    _prepare(folder)
     write(answers, {"ready": True})
     compiled = _Compiled()
     while (job := read(sys.stdin.buffer)) is not None:
@@ -59,11 +60,14 @@ def read(stream: IO[bytes] | io.BufferedReader) -> Any:
     return pickle.loads(data) if len(data) == length else None
 
 
-def _prepare() -> None:
+def _prepare(folder: str) -> None:
     import torch
+    import torch._inductor.codecache  # which looks where the system's temporary files are: all processes share a header
 
     from . import replay, startup  # noqa: F401
 
+    # from here on temporary files are in the folder, where those of a compiler that is killed are removed
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
     startup.begin("inductor", torch.device("cpu"))
 
 

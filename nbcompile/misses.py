@@ -1,8 +1,8 @@
 """Why a block is compiled although the compiler's cache has been there before: what has changed since.
 
 The compiler's own key for a graph is one number, and says nothing of why another is not it. So a small file is left
-in the cache folder for each graph that was compiled: of what block, and what the code depends on, in words. When a graph is
-not found, the nearest of these tells the reason.
+in the cache folder for each graph that was compiled: of what block, and what the code depends on, in words. When a
+graph is not found, the nearest of these tells the reason.
 """
 
 from __future__ import annotations
