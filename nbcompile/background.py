@@ -307,7 +307,7 @@ class Beside:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._process: _Process | None = None
-        self._helpers, self._stopped = 0, False
+        self._helpers, self._stopped = 0, threading.Event()
         self._of = os.getpid()  # a process that was forked off this one has no helper
         _all.add(self)
 
@@ -316,7 +316,7 @@ class Beside:
         """How it goes, in a few words."""
         needs = [need for group in self.groups for need in group.needs]
         counts = {s: sum(need.state == s for need in needs) for s in ("waiting", "compiled", "open", "failed")}
-        if self._stopped:
+        if self._stopped.is_set():
             return "stopped"
         if not needs:
             return "waiting for the first step"
@@ -332,7 +332,7 @@ class Beside:
     def start(self) -> None:
         """Start the helper before there is work: it takes seconds to be ready."""
         with self._lock:
-            if self._stopped or (self._thread is not None and self._thread.is_alive()):
+            if self._stopped.is_set() or (self._thread is not None and self._thread.is_alive()):
                 return
             self._thread = threading.Thread(target=self._serve, name="nbcompile-background", daemon=True)
             self._thread.start()
@@ -358,7 +358,7 @@ class Beside:
     def stop(self) -> None:
         """End the helper, and all that it has started. Twice does no harm."""
         with self._lock:
-            self._stopped = True
+            self._stopped.set()
         self._jobs.put(None)
         process = self._process
         if process is not None:
@@ -375,7 +375,7 @@ class Beside:
         """The thread's work: hand the helper one job after another, until there are none for a while."""
         job: tuple[GroupBeside, Need] | None = None
         try:
-            while not self._stopped:
+            while not self._stopped.is_set():
                 try:
                     if self._process is None and (job is not None or not self._helpers):
                         self._begin()
@@ -394,7 +394,7 @@ class Beside:
                     break
                 except HelperError as error:
                     self._end()
-                    if self._stopped:
+                    if self._stopped.is_set():
                         break
                     if job is None:
                         job = self._jobs.get()  # a helper that dies at its start is told with the first job
@@ -411,13 +411,13 @@ class Beside:
             self._end()
             with self._lock:
                 self._thread = None
-            if not self._stopped and not self._jobs.empty():
+            if not self._stopped.is_set() and not self._jobs.empty():
                 self.start()
 
     def _begin(self) -> None:
         self._helpers += 1
         self._process = _Process()
-        if self._stopped:  # meanwhile
+        if self._stopped.is_set():  # meanwhile
             self._process.stop()
         self._process.receive()
         for need in self._done:  # the compiler goes by what it has seen before; all of it is in the cache
@@ -429,7 +429,7 @@ class Beside:
             process.stop()
 
     def _refuse(self, reason: str) -> None:
-        while not self._stopped:
+        while not self._stopped.is_set():
             job = self._jobs.get()
             if job is None:
                 return
@@ -638,7 +638,7 @@ def _settings() -> list[str]:
     lines = []
     for module in (torch._dynamo.config, torch._inductor.config, torch._functorch.config):
         with contextlib.suppress(Exception):
-            lines.append(module.codegen_config())  # type: ignore[attr-defined]
+            lines.append(module.codegen_config())
     return [line for line in lines if line]
 
 

@@ -73,7 +73,7 @@ def tell(class_name: str, now: Mapping[str, str]) -> str:
     known: list[tuple[float, dict[str, Any]]] = []
     with contextlib.suppress(OSError):
         for other in sorted(folder.glob("*.json"))[:_MOST_FILES]:
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # or another's file
                 content = json.loads(other.read_text(encoding="utf-8"))
                 if content["class"] == class_name and isinstance(content["facts"], dict):
                     known.append((other.stat().st_mtime, content["facts"]))
@@ -101,7 +101,7 @@ def _words(name: str, before: str | None, now: str | None) -> str:
 def _settings() -> str:
     """What is not at its default."""
     with contextlib.suppress(Exception):  # private, and no more than words hang on it
-        return str(torch._inductor.config.codegen_config()) or "default"  # type: ignore[attr-defined]
+        return str(torch._inductor.config.codegen_config()) or "default"
     return "unknown"
 
 

@@ -73,7 +73,9 @@ class Ambient(NamedTuple):
             torch.set_num_threads(self.threads)
         torch.set_default_dtype(self.default_dtype)
         torch.use_deterministic_algorithms(self.deterministic[0], warn_only=self.deterministic[1])
-        torch.set_float32_matmul_precision(self.matmul)
+        if torch.get_float32_matmul_precision() != self.matmul:
+            # setting even what it is leaves "ieee" for "none" in a place that is part of every key in the cache
+            torch.set_float32_matmul_precision(self.matmul)
 
 
 class Outcome(NamedTuple):

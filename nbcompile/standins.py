@@ -74,7 +74,7 @@ def kind_of(tensor: torch.Tensor) -> Kind:
         tensor.requires_grad,
         tensor.is_leaf,
         tensor.is_inference(),
-        tensor.tolist() if small else None,
+        tensor.item() if small and tensor.numel() else None,
     )
 
 
