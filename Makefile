@@ -36,8 +36,8 @@ LINK := $(VENV)/share/jupyter/labextensions/nbcompile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-extension lab extension bench tuning repeats zoo gpu-check lint lint-extension
-.PHONY: docs pictures format wheel clean
+.PHONY: help setup demo test test-extension lab extension bench bench-nowall tuning repeats zoo gpu-check lint
+.PHONY: lint-extension docs pictures format wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -70,6 +70,9 @@ lab: extension ## open the notebooks in JupyterLab
 
 bench: $(READY) ## measure every judged figure beside torch.compile, accelerate and others (about 2 hours)
 	$(PY) -m tests.benchmarks.bench $(BENCH_ARGS)
+
+bench-nowall: $(READY) ## measure what is left of waiting: in the background, restarted, portable (about 15 minutes)
+	$(PY) -m tests.benchmarks.bench --part nowall $(BENCH_ARGS)
 
 tuning: $(READY) ## hold what a tuning recommends against an exhaustive search of the same settings (about 8 minutes)
 	$(PY) tests/benchmarks/tuning.py $(TUNING_ARGS)

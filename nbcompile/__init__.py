@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from .integrations.launcher import notebook_launcher as notebook_launcher
     from .notebook.panel import panel as panel
     from .plugin import TorchDynamoPlugin as TorchDynamoPlugin
+    from .portable import load_cache as load_cache
+    from .portable import save_cache as save_cache
     from .ranks import gather_report as gather_report
     from .regions import RegionPlan as RegionPlan
     from .regions import plan_regions as plan_regions
@@ -63,19 +65,23 @@ _MODULE_OF = {
     "compile_regions": "compiler",
     "eager": "compiler",
     "gather_report": "ranks",
+    "load_cache": "portable",
     "load_report": "report",
     "notebook_launcher": "integrations.launcher",
     "panel": "notebook.panel",
     "plan_regions": "regions",
     "report": "compiler",
     "restore": "compiler",
+    "save_cache": "portable",
     "sweep": "sweep",
     "tune": "tune",
     "warm_up": "warmup",
 }
 
 #: Modules that import torch's compiler, which needs a cache folder that it can use.
-_NEED_COMPILER = ("compare", "compiler", "integrations.accelerate", "notebook.panel", "ranks", "sweep", "tune")
+_NEED_COMPILER = (
+    "compare", "compiler", "integrations.accelerate", "notebook.panel", "portable", "ranks", "sweep", "tune",
+)  # fmt: skip
 
 __all__ = [*_MODULE_OF, "__version__"]
 

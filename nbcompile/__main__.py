@@ -35,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser("doctor", help="check what compiling needs: torch, the compiler, the cache, packages")
     doctor.add_argument("--json", action="store_true", help="print the checks as JSON")
+    doctor.add_argument("--clean-cache", action="store_true", help="empty the compiler's cache folder before that")
     doctor.set_defaults(run=_doctor)
 
     report = commands.add_parser("report", help="print a saved report, or write it as a web page")
@@ -82,8 +83,10 @@ def _numbers(text: str) -> list[int]:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from .doctor import examine
+    from .doctor import clean_cache, examine
 
+    if args.clean_cache:
+        print(clean_cache(), file=sys.stderr)
     diagnosis = examine()
     print(json.dumps(diagnosis.to_dict(), indent=1) if args.json else diagnosis)
     return 0 if diagnosis.ok else 1

@@ -110,6 +110,19 @@ class Region:
             self.fast = [(path, index_hidden), *others][:_MOST_FAST_PATHS]
         return path
 
+    def shared_path(
+        self, circumstances: Circumstances, arguments: dict[str, Any], *, index_hidden: bool
+    ) -> FastPath | None:
+        """A direct way to code that is there already and fits this call; nothing is compiled for it."""
+        variant = self.table.get(circumstances) or self.group.find(self, circumstances, circumstances.hooks)
+        if variant is None:
+            return None
+        path = self.learn_fast_path(variant, arguments, index_hidden=index_hidden, version=circumstances.code)
+        if path is not None:
+            self.table[circumstances] = variant
+            variant.blocks.add(self.path)
+        return path
+
     def ran(self, compiled: bool, reason: str = "") -> None:
         """Note how the block's latest call ran."""
         self.compiled = compiled
@@ -187,7 +200,7 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
     """
     call_impl: Callable[..., Any] = block._call_impl
     table, group = region.table, region.group
-    methods, position = group.methods, group.regions.index(region)
+    methods, position, beside = group.methods, group.regions.index(region), group.beside
     is_compiling: Callable[[], bool] = torch.compiler.is_compiling
     is_tracing: Callable[[], bool] = torch.jit.is_tracing
     is_grad_enabled = torch.is_grad_enabled
@@ -220,6 +233,8 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
         if new_step:
             methods.check()
             group.exchanges = group.guard_collectives or guards_are_collective()
+            if beside is not None and beside.due:
+                beside.at_step()
         group.latest = position
         given = args, kwargs
         hooks: Sequence[Any] = ()
@@ -259,6 +274,14 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
             methods.version,
             hooked,
         )
+        if beside is not None:
+            way = region.shared_path(circumstances, arguments, index_hidden=hidden) if direct else None
+            if way is not None:
+                region.compiled = True
+                result = way.run(block, args, kwargs)
+                return result if put_back is None else put_back(result)
+            if not beside.may_call(region, block, circumstances, args, kwargs, index_hidden=hidden):
+                return eager(*given[0], **given[1])
         variant = table.get(circumstances) or region.pick(circumstances, hooks)
         if variant is None:
             return eager(*given[0], **given[1])

@@ -24,6 +24,7 @@ from typing import Any
 from torch import nn
 
 from . import describe, events, startup
+from .background import Beside, check_background
 from .border import Region, is_passage, make_border, make_passage, region_of
 from .errors import NoRepeatedBlocksError, UsageError
 from .graphs import Replays, check_setting
@@ -66,6 +67,7 @@ class Compilation:
         rest: str = "auto",
         cuda_graph: bool = False,
         guard_collectives: bool = False,
+        background: bool = False,
     ) -> None:
         self.guard_collectives = guard_collectives
         self.model = weakref.ref(model)
@@ -94,6 +96,9 @@ class Compilation:
             for part in plan.rest:
                 if part.decision == "compile":
                     self._add(self.rest_groups, part.path, [part.path])
+        self.beside = None
+        if background and not plugin.disable:
+            self.beside = Beside([*self.groups, *self.rest_groups], describe.device_of(model))
 
     def _add(self, groups: list[Group], path: str, blocks: Sequence[str]) -> None:
         model = self.model()
@@ -158,6 +163,8 @@ class Compilation:
 
     def retire(self) -> None:
         """Uninstall for good."""
+        if self.beside is not None:
+            self.beside.stop()
         for _, region in self.regions():
             region.retired = True
         if self.replays is not None:
@@ -195,6 +202,7 @@ def compile_regions(
     plugin: TorchDynamoPlugin | None = None,
     cuda_graph: bool = False,
     guard_collectives: bool = False,
+    background: bool = False,
 ) -> nn.Module:
     """Compile a model's repeated blocks, each group sharing its graphs; in place, at each block's first call.
 
@@ -215,6 +223,9 @@ def compile_regions(
             to. They exchange a word at each block and step for that, so it is slow; it keeps a rank that compiles
             alone from having the others wait in an exchange of gradients until that times out. All ranks must call
             the same blocks in the same order.
+        background: run eager at once, and compile beside it in a nice process of its own. Blocks go over to their
+            compiled code when it is ready, between two steps. Only what this process holds is sent to it, and no data:
+            tensors of the same kind stand in for them. See :mod:`nbcompile.background`.
 
     Returns:
         The same model.
@@ -227,22 +238,25 @@ def compile_regions(
     check_model(model)
     settings = _settings(plugin, fullgraph, dynamic, backend, mode, options, disable)
     check_setting(cuda_graph, settings)
+    if background:
+        check_background(settings, cuda_graph=cuda_graph, guard_collectives=guard_collectives)
     inside = model_inside(model)
     plan = plan_regions(inside, rest=rest, regions=regions)
     _refuse_offloaded(inside, [path for group in plan.groups for path in group.blocks])
     startup.begin(settings.backend, describe.device_of(inside))
-    adopt(
+    compilation = Compilation(
         inside,
-        Compilation(
-            inside,
-            settings,
-            strategy="regional",
-            plan=plan,
-            rest=rest,
-            cuda_graph=cuda_graph,
-            guard_collectives=guard_collectives,
-        ),
+        settings,
+        strategy="regional",
+        plan=plan,
+        rest=rest,
+        cuda_graph=cuda_graph,
+        guard_collectives=guard_collectives,
+        background=background,
     )
+    adopt(inside, compilation)
+    if compilation.beside is not None:
+        compilation.beside.start()
     return model
 
 

@@ -56,6 +56,9 @@ def report(compilation: Compilation) -> Report:
             result.rest.append(entry)
     result.timeline = _timeline([*compilation.groups, *compilation.rest_groups], compilation.started)
     result.notes = [*compilation.notes, *(note for group in compilation.groups for note in group.notes)]
+    if compilation.beside is not None:
+        result.settings["background"] = True
+        result.notes += compilation.beside.told()
     if compilation.replays is not None:
         result.settings["cuda_graph"] = True
         result.notes += compilation.replays.notes()

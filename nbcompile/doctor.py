@@ -228,6 +228,14 @@ def check_cache(folder: Path | None = None) -> Check:
     return Check("cache", True, found)
 
 
+def clean_cache() -> str:
+    """Empty the compiler's cache folder; in words what was removed."""
+    folder = cache_folder()
+    files, size, left = cache.clean()
+    words = f"{folder}: {_plural(files, 'file')} removed, {size / 1e6:,.1f} MB; the next compile of each model is cold"
+    return f"{words}. Left, as not the compiler's: {', '.join(left)}" if left else words
+
+
 def check_start_up() -> Check:
     """The compiler's start-up ahead of time: how it goes, in the process that asks."""
     begun = warmup.latest()

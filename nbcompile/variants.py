@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch._dynamo.exc import RestartAnalysis, SkipFrame
 
-from . import events, explain, fastpath, kernels, startup
+from . import cache, events, explain, fastpath, kernels, misses, startup
 from .errors import CompilationError, CompilationWarning
 from .integrations import layer_index
 from .interrupts import delivered_safely
@@ -34,6 +34,7 @@ from .plugin import Backend, TorchDynamoPlugin, backend_name
 from .regions import structure
 
 if TYPE_CHECKING:
+    from .background import GroupBeside
     from .border import Region
 
 _serial = itertools.count(1)
@@ -203,6 +204,11 @@ class Variant:
             settings["record_runtime_overhead"] = False
         return settings
 
+    @property
+    def direct(self) -> bool:
+        """Whether its code can be called without the compiler's entry."""
+        return self._fast_paths is not None and not self.log.breaks
+
     def fast_path(self, arguments: dict[str, Any]) -> fastpath.FastPath | None:
         """A direct way to the code for these arguments of :attr:`function`; ``None`` without one.
 
@@ -212,6 +218,23 @@ class Variant:
         if self._fast_paths is None or self.log.breaks or self.failure:
             return None
         return self._fast_paths.find(arguments)
+
+    def note_miss(self, inputs: Sequence[Any]) -> None:
+        """Tell why code was not found in the compiler's cache, where it has been there before."""
+        group = self.group()
+        if group is None or self.plugin.backend != "inductor":
+            return
+        shape = [part if not isinstance(part[1], type) else (part[0], part[1].__qualname__) for part in self._parts()]
+        flags = {"training": self.circumstances.training, "cache": self.circumstances.cache}
+        with contextlib.suppress(Exception):  # no compile is to fail for want of words
+            why = misses.tell(group.class_name, misses.facts(shape, inputs, flags, self.plugin.options))
+            if why:
+                group.note(f"compiled anew, not found in the compiler's cache: {why}")
+
+    def _parts(self) -> Iterator[tuple[Any, ...]]:
+        for part in self.structure:
+            if isinstance(part, tuple):
+                yield part
 
     def note_failure(self, error: BaseException) -> None:
         """Keep the compiler's message, and say once for the group that it failed."""
@@ -250,6 +273,7 @@ class Group:
         self.fitted: fastpath.FastPath | None = None  # the path all of whose guards held for a block of this step
         self.notes: dict[str, None] = {}
         self.nested: Nested | None = None  # marked blocks inside a whole model
+        self.beside: GroupBeside | None = None  # what compiles in the background, if that was asked for
         self._warned: set[str] = set()
 
     @functools.cached_property
@@ -278,18 +302,24 @@ class Group:
         """Add a line to the report's notes, once."""
         self.notes[f"{self.path or 'the model'}: {text}"] = None
 
-    def choose(self, region: Region, circumstances: Circumstances, hooks: Sequence[Any]) -> Variant:
-        """The variant for a block that has none yet under these circumstances."""
+    def find(self, region: Region, circumstances: Circumstances, hooks: Sequence[Any]) -> Variant | None:
+        """A variant that a block can share under these circumstances; ``None`` if there is none yet."""
         block = region.block()
         assert block is not None  # the border holds the block and is what called
         shape = structure(block, by_identity=True)
         # A hook may ask which module it is called for, and the compiler settles that once, unguarded: never share it.
-        candidates = () if hooks else self.variants
-        for variant in candidates:
+        for variant in () if hooks else self.variants:
             if variant.circumstances == circumstances and variant.structure == shape and variant.suits(block):
-                break
-        else:
-            variant = Variant(self, shape, circumstances, hooks)
+                return variant
+        return None
+
+    def choose(self, region: Region, circumstances: Circumstances, hooks: Sequence[Any]) -> Variant:
+        """The variant for a block that has none yet under these circumstances."""
+        variant = self.find(region, circumstances, hooks)
+        if variant is None:
+            block = region.block()
+            assert block is not None
+            variant = Variant(self, structure(block, by_identity=True), circumstances, hooks)
             self.variants.append(variant)
         variant.blocks.add(region.path)
         return variant
@@ -351,8 +381,11 @@ class _Backend:
             if call.breaks == events.breaks_seen():  # behind a graph break inputs are no longer the block's
                 variant.dynamic = explain.dynamic_inputs(graph)
         try:
+            before = misses.missed()
             with delivered_safely(), self._kernels_together():
-                compiled = self._inner(graph, inputs)
+                compiled = self._compiled(graph, inputs)
+            if variant is not None and misses.missed() != before:
+                variant.note_miss(inputs)
             return _counted(compiled) if events.breaks_seen() != call.breaks else compiled
         except (RestartAnalysis, SkipFrame):
             raise  # no failures: this is how a backend asks Dynamo to trace again, or not at all
@@ -362,6 +395,15 @@ class _Backend:
             variant.note_failure(error)
             dissolve(graph)
             return _uncompiled(graph.forward)
+
+    def _compiled(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The backend's code; once more if it stumbled over a kernel that a process left half written in its cache."""
+        try:
+            return self._inner(graph, inputs)  # type: ignore[no-any-return]
+        except Exception as error:
+            if not self._is_inductor or not cache.is_cut_short(error) or not cache.mend():
+                raise
+        return self._inner(graph, inputs)  # type: ignore[no-any-return]
 
     def _kernels_together(self) -> contextlib.AbstractContextManager[None]:
         if not _puts_kernels_together(self._variant()):

@@ -327,3 +327,19 @@ def test_report_command_with_a_bad_file(
     message = capsys.readouterr().err
     assert message.count("\n") == 1
     assert str(file) in message
+
+
+def test_cleaning_removes_what_the_compiler_made_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    for name in ("ab/kernel.so", "fxgraph/xy/graph", "triton/0/kernel.cubin", "thesis/chapter.txt", "notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"12345")
+    main(["doctor", "--clean-cache"])
+    assert "3 files removed" in (told := capsys.readouterr().err)
+    assert "notes.txt, thesis" in told
+    assert sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()) == [
+        "notes.txt",
+        "thesis/chapter.txt",
+    ]

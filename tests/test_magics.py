@@ -714,3 +714,35 @@ def test_a_tuning_that_cannot_be_is_refused_in_one_line(run: Any, options: str, 
 
 def test_the_model_to_tune_is_found_in_the_body(run: Any) -> None:
     assert "%%tune MODEL" in usage_error(run("%%tune\ny = 1"))
+
+
+@pytest.mark.inductor
+@pytest.mark.slow
+def test_a_cell_may_be_compiled_in_the_background(run: Any, shell: InteractiveShell) -> None:
+    # GIVEN a model WHEN a cell is compiled in the background
+    pytest.importorskip("cloudpickle")
+    from nbcompile.compiler import current
+
+    ran = run("%%compile_regional model --background\nwith torch.no_grad():\n    y = model(**inputs)")
+    # THEN it ran once, eager, and the report says that code is on the way
+    assert ran.result.success, ran.text
+    report = Report.from_dict(ran.shown[-1]["data"][MIME_TYPE])
+    assert report.settings["background"] is True
+    assert report.groups[0].compiled == 0
+    assert not report.strategies
+    assert any("compiled beside it" in note for note in report.notes)
+    # AND cells that follow run compiled when it is there
+    model = shell.user_ns["model"]
+    compilation = current(model)
+    assert compilation is not None
+    assert compilation.beside is not None
+    compilation.beside.wait(240)
+    for _ in range(3):
+        assert run("with torch.no_grad():\n    z = model(**inputs)").result.success
+    assert nbcompile.report(model).groups[0].compiled == 2
+    torch.testing.assert_close(shell.user_ns["z"], shell.user_ns["y"])
+
+
+def test_what_cannot_be_compiled_in_the_background_is_refused(run: Any) -> None:
+    ran = run("%%compile_regional model --background --backend eager\ny = model(**inputs)")
+    assert "compiles with the backend 'inductor'" in usage_error(ran)

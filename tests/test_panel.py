@@ -700,3 +700,19 @@ def test_interrupt_of_work_in_the_kernels_loop(kernel: Kernel, tmp_path: Path) -
     assert kernel.run("print(threading.active_count())") == threads
     kernel.run("click('eager')")
     assert "Compiled in" in kernel.run("print(panel.message.value)")
+
+
+def test_the_background_is_chosen_by_a_switch_and_told_in_the_code(panel: Panel) -> None:
+    # GIVEN a panel WHEN its switch for the background is set
+    pytest.importorskip("cloudpickle")
+    panel.backend.value = "inductor"
+    panel.background.value = True
+    # THEN the code says so, and that nothing waits
+    assert "background=True" in panel.code("compile")
+    assert "background" not in panel.code("compare")
+    # AND what does not go with it is an obstacle with its reason
+    panel.backend.value = "eager"
+    assert panel.buttons["compile"].disabled
+    assert "the backend 'inductor'" in panel.buttons["compile"].tooltip
+    panel.background.value = False
+    assert not panel.buttons["compile"].disabled

@@ -120,6 +120,7 @@ class Choices:
     rest: str = "auto"
     left_out: frozenset[str] = frozenset()
     cuda_graph: bool = False
+    background: bool = False
     compare: tuple[str, ...] = ("regional", "full")
     calls: int = 1000
     budget: float = 180.0
@@ -165,6 +166,8 @@ class Choices:
         keywords = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(usual, name)}
         if "regional" in strategies and self.cuda_graph:
             keywords["cuda_graph"] = True
+        if action == "compile" and self.strategy == "regional" and self.background:
+            keywords["background"] = True
         if _BY_BLOCKS & strategies and (regions := tree.regions(self.left_out)) is not None:
             keywords["regions"] = regions
         if action == "compile" and self.strategy not in ("regional", "full"):
@@ -179,6 +182,8 @@ class Choices:
         if by_blocks and tree.regions(self.left_out) == []:
             return "no block is chosen: check at least one in the tree of regions"
         if "regional" in self._strategies(action) and self.cuda_graph and (why := self._conflict()):
+            return why
+        if action == "compile" and self.strategy == "regional" and self.background and (why := self._no_background()):
             return why
         if action == "compare" and not self.compare:
             return "nothing is chosen to compare eager with: check at least one strategy"
@@ -199,6 +204,21 @@ class Choices:
             return str(error)
         return ""
 
+    def _no_background(self) -> str:
+        """Why nothing can be compiled in the background with these choices, ``""`` if it can."""
+        from ..background import check_background
+        from ..plugin import TorchDynamoPlugin
+
+        try:
+            check_background(
+                TorchDynamoPlugin(backend=self.backend, mode=self.mode),
+                cuda_graph=self.cuda_graph,
+                guard_collectives=False,
+            )
+        except UsageError as error:
+            return str(error)
+        return ""
+
     def code(self, action: str, tree: Tree, names: Names) -> str:
         """Lines of Python that do the same as the button for ``action``."""
         keywords = self.keywords(action, tree)
@@ -206,7 +226,8 @@ class Choices:
         if action == "compile":
             function = "compile_regions" if self.strategy == "regional" else "compile_model"
             call = _call(f"nbcompile.{function}", [names.model], keywords)
-            lines = [call, f"{step}()  # the first call compiles"] if names.step else [call]
+            first = "runs eager while a process compiles" if keywords.get("background") else "the first call compiles"
+            lines = [call, f"{step}()  # {first}"] if names.step else [call]
         elif action == "compare":
             strategies = repr(["eager", *self.compare])
             lines = [_call("report = nbcompile.compare", [names.model, step, strategies], keywords), "report"]

@@ -162,6 +162,10 @@ class Panel:
             choices.cuda_graph, description="cuda_graph", indent=False, layout=_width("auto"),
             tooltip="Record the whole step as a CUDA graph: for calls without gradients whose shapes come again",
         )  # fmt: skip
+        self.background = widgets.Checkbox(
+            choices.background, description="background", indent=False, layout=_width("auto"),
+            tooltip="Compile: run eager at once, and compile beside it in a process of its own",
+        )  # fmt: skip
         self.hint = widgets.HTML()
         self.regions = RegionTree(self.tree, self._regions_chosen)
         self.buttons = {action: _button(action) for action in ACTIONS}
@@ -193,6 +197,7 @@ class Panel:
                 _row(
                     *(self.strategy, self.backend, self.mode, self.dynamic, self.rest, self.fullgraph),
                     *([self.cuda_graph] if offers.cuda_graph else []),
+                    self.background,
                 ),
                 self.hint,
                 self.regions.widget,
@@ -207,7 +212,17 @@ class Panel:
             ]
         )
         self.widget.add_class("nbc-panel")
-        for name in ("strategy", "backend", "mode", "dynamic", "rest", "fullgraph", "cuda_graph", "budget"):
+        for name in (
+            "strategy",
+            "backend",
+            "mode",
+            "dynamic",
+            "rest",
+            "fullgraph",
+            "cuda_graph",
+            "background",
+            "budget",
+        ):
             getattr(self, name).observe(self._setting_chosen, "value")
         for box in self.compared.values():
             box.observe(self._setting_chosen, "value")
@@ -251,6 +266,7 @@ class Panel:
             rest=self.rest.value,
             fullgraph=self.fullgraph.value,
             cuda_graph=self.cuda_graph.value,
+            background=self.background.value,
             compare=tuple(name for name, box in self.compared.items() if box.value),
             calls=max(1, round(self.calls.value)),
             budget=self.budget.value,
@@ -283,13 +299,14 @@ class Panel:
     def _show_choices(self) -> None:
         choices, model = self.choices, self._model()
         with self._unobserved():
-            for name in ("strategy", "backend", "mode", "rest", "fullgraph", "cuda_graph"):
+            for name in ("strategy", "backend", "mode", "rest", "fullgraph", "cuda_graph", "background"):
                 getattr(self, name).value = getattr(choices, name)
             self.dynamic.value = _word(choices.dynamic)
         self.title.value = _STYLE + self._state(model)
         self.mode.disabled = not takes_modes(choices.backend)
         regional = choices.strategy == "regional" or "regional" in choices.compare
         self.rest.disabled = self.cuda_graph.disabled = not regional
+        self.background.disabled = choices.strategy != "regional"
         self.hint.value = self._hints()
         self.code_text.value = self.code(self.code_of.value)
         if model is not None and self._planned != (choices.rest, choices.left_out):
@@ -421,6 +438,8 @@ class Panel:
         if action == "compile":
             if self.step is None or self.report is None:
                 return PREPARED
+            if self.choices.background and self.choices.strategy == "regional":
+                return f"The model runs eager while a process compiles beside it. {_BELOW}"
             taken = sum(part.compile_seconds or 0.0 for part in self.report.groups)  # None: part of another's
             taken += sum(part.compile_seconds for part in self.report.rest)
             return f"Compiled in {seconds(taken)}. {_BELOW}"

@@ -118,6 +118,12 @@ class NbcompileMagics(Magics):
         again. Where that cannot be, the model runs as without it and the report says why.""",
     )
     @argument(
+        "--background",
+        action="store_true",
+        help="""Do not wait for the compiler: the body runs once, eager, and a process of its own compiles beside the
+        cells that follow. Blocks go over to compiled code between two steps. Nothing is measured.""",
+    )
+    @argument(
         "--compare",
         metavar="NAMES",
         default="eager",
@@ -354,6 +360,8 @@ class NbcompileMagics(Magics):
     def _measure(
         self, model: Module, step: Step, args: argparse.Namespace, settings: dict[str, Any], output: Live
     ) -> Report:
+        if args.background:
+            return self._begin_in_background(model, step, args, settings, output)
         from ..compare import compare
 
         return compare(
@@ -367,6 +375,18 @@ class NbcompileMagics(Magics):
             check=args.check,
             progress=output.progress,
         )
+
+    def _begin_in_background(
+        self, model: Module, step: Step, args: argparse.Namespace, settings: dict[str, Any], output: Live
+    ) -> Report:
+        """Run the cell once, eager, while the helper gets ready. What the model is is settled when the body has run."""
+        from ..compiler import compile_regions, replacing, report
+
+        with replacing(model):
+            compile_regions(model, background=True, **settings)
+            output.progress("regional: the step runs eager, its code is compiled beside it")
+            step()
+        return report(model)
 
     def _settings(self, args: argparse.Namespace) -> dict[str, Any]:
         """The keywords for the core; what was not given is left out, so that the core's defaults hold."""
@@ -465,10 +485,16 @@ class NbcompileMagics(Magics):
         self.again.switch(args.model == "on")
 
     def _doctor(self, args: argparse.Namespace) -> None:
-        from ..doctor import examine
+        from ..doctor import clean_cache, examine
 
+        if args.model == "clean":
+            print(clean_cache())
+            return
         if args.model is not None:
-            raise UsageError(f"doctor checks the environment, not a model: leave {args.model!r} out")
+            raise UsageError(
+                f"doctor checks the environment, not a model: leave {args.model!r} out, or say `doctor clean`, which "
+                "empties the compiler's cache folder"
+            )
         self._show(examine())
 
     def _model(self, args: argparse.Namespace, *, prefer_compiled: bool = False) -> Module:

@@ -142,13 +142,16 @@ def _compile(
         progress(f"{strategy}: preparing")
         (compile_regions if strategy == "regional" else compile_model)(model, **keywords)
         if step is not None:
-            progress(f"{strategy}: first call (compiling)")
+            what = "eager, its code is compiled beside it" if keywords.get("background") else "compiling"
+            progress(f"{strategy}: first call ({what})")
             if progress.seen:
                 compilation = current(model)
                 assert compilation is not None  # just made
                 progress.compiling(describe.compiling(compilation))
             step()
             progress.compiled()
+            if keywords.get("background"):
+                return report(model)
             progress(f"{strategy}: second call")
             step()  # may compile once more, as gradients or sizes turn out otherwise
         return report(model)

@@ -24,6 +24,7 @@ from tests.benchmarks.measuring import (
     side_by_side,
     sides_table,
 )
+from tests.benchmarks.nowall import nowall
 from tests.benchmarks.verdicts import Check, ratio, shown, table
 
 
@@ -285,5 +286,6 @@ PARTS = {
     "repeats": Part(repeats, 6, "five repeats of the package's own comparison: the same verdicts and medians?"),
     "peers": Part(peers, 8, "a model of diffusers beside diffusers' own regional compilation; not judged"),
     "generate": Part(generate, 6, "text generation with the KV cache; not among the judged, run by name only"),
+    "nowall": Part(nowall, 15, "compiled in the background, restarted, from a portable cache: make bench-nowall"),
 }
-DEFAULT = tuple(name for name in PARTS if name != "generate")
+DEFAULT = tuple(name for name in PARTS if name not in ("generate", "nowall"))

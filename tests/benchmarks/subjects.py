@@ -70,6 +70,10 @@ def compiled(way: str, model: Any, blocks: Sequence[Any], backend: str | None = 
             import nbcompile
 
             return nbcompile.compile_regions(model, **settings)
+        case "background":
+            import nbcompile
+
+            return nbcompile.compile_regions(model, background=True, **settings)
         case "regional-entry":
             import nbcompile
 

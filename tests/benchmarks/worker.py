@@ -1,7 +1,7 @@
 """A process of the benchmark: ``python -m tests.benchmarks.worker JOB``; the job and the answers are JSON.
 
-There are two kinds of job, see :func:`alone` and :func:`one_way`. Torch is imported only after what a job wants
-done before.
+There are several kinds of job, see :func:`alone`, :func:`one_way`, :func:`beside` and :func:`portable`. Torch is
+imported only after what a job wants done before.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import gc
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -89,6 +90,8 @@ def one_way(job: dict[str, Any], tell: Tell) -> None:
         before = graph_count()
         try:
             compiled = subjects.compiled(job["way"], subject.model, blocks, job.get("backend"))
+            if job["way"] == "background":
+                _step_until_compiled(subject)
             difference = (subject.call(compiled) - expected).abs().max().item()
             for _ in range(job["warm_up_calls"]):
                 subject.call(compiled)
@@ -114,6 +117,96 @@ def one_way(job: dict[str, Any], tell: Tell) -> None:
             # the timer makes a few calls before it looks at the clock
             processor = (time.process_time() - processor) / (calls + max(calls // 100, 2))
             tell({"seconds": taken.mean, "cpu_seconds": processor})
+
+
+def beside(job: dict[str, Any], tell: Tell) -> None:
+    """Compile in the background, after ``%load_ext`` and loading, while the user steps on without a pause.
+
+    The stall of a step at the switch is what it took longer than an eager step.
+    """
+    import nbcompile
+
+    nbcompile.warm_up()
+    import torch
+
+    torch.manual_seed(0)
+    subject = subjects.load(job["subject"], job["task"], job.get("layers"))
+    with torch.set_grad_enabled(subject.training):
+        expected = subject.call(subject.model)
+        nbcompile.warm_up(wait=True)
+        alone = [_seconds(lambda: subject.call(subject.model)) for _ in range(20)][5:]
+        gc.collect()
+        begin = time.perf_counter()
+        nbcompile.compile_regions(subject.model, background=True)
+        prepared = time.perf_counter() - begin
+        steps, until = _step_until_compiled(subject, begin)
+        eager = statistics.median(alone)
+        before, switching = [s for s, switched in steps[1:] if not switched], [s for s, sw in steps if sw]
+        result = subject.call(subject.model)
+    tell(
+        {
+            "eager": eager,
+            "prepared": prepared,
+            "first": steps[0][0],
+            "meanwhile": statistics.median(before) if before else steps[0][0],
+            "longest_before": max(before, default=steps[0][0]),
+            "stall": max([s - eager for s in switching], default=0.0),
+            "until": until,
+            "steps": len(steps),
+            "difference": (result - expected).abs().max().item(),
+            "notes": nbcompile.report(subject.model).notes,
+        }
+    )
+
+
+def _step_until_compiled(subject: Any, begin: float = 0.0) -> tuple[list[tuple[float, bool]], float]:
+    """Each step's seconds, and whether code came into use in it; then the seconds since ``begin``."""
+    from nbcompile.compiler import current
+
+    compilation = current(subject.model)
+    assert compilation is not None
+    assert compilation.beside is not None
+    steps: list[tuple[float, bool]] = []
+    end = time.perf_counter() + 600
+    while time.perf_counter() < end:
+        needs = [need for group in compilation.beside.groups for need in group.needs]
+        in_use = sum(need.state == "open" for need in needs)
+        seconds = _seconds(lambda: subject.call(subject.model))
+        needs = [need for group in compilation.beside.groups for need in group.needs]
+        steps.append((seconds, sum(need.state == "open" for need in needs) > in_use))
+        if all(region.compiled for _, region in compilation.regions()):
+            return steps, time.perf_counter() - begin
+    raise RuntimeError(f"not compiled after 600 s: {compilation.beside.state}; {compilation.beside.told()}")
+
+
+def portable(job: dict[str, Any], tell: Tell) -> None:
+    """Compile and save a portable cache, or load one into an empty folder, after start-up, and time the first step."""
+    import nbcompile
+
+    nbcompile.warm_up()
+    import torch
+
+    torch.manual_seed(0)
+    subject = subjects.load(job["subject"], job["task"])
+    with torch.set_grad_enabled(subject.training):
+        subject.call(subject.model)
+        nbcompile.warm_up(wait=True)
+        if "load" in job:
+            nbcompile.load_cache(job["load"])
+        gc.collect()
+        begin = time.perf_counter()
+        nbcompile.compile_regions(subject.model)
+        subject.call(subject.model)
+        seconds = time.perf_counter() - begin
+    if "save" in job:
+        nbcompile.save_cache(job["save"])
+    tell({"seconds": seconds})
+
+
+def _seconds(step: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    step()
+    return time.perf_counter() - begin
 
 
 def _timer(step: Callable[[], Any]) -> Any:
@@ -200,7 +293,7 @@ def main() -> None:
         answers.flush()
 
     job = json.loads(sys.argv[1])
-    {"alone": alone, "one way": one_way}[job["kind"]](job, tell)
+    {"alone": alone, "one way": one_way, "beside": beside, "portable": portable}[job["kind"]](job, tell)
 
 
 if __name__ == "__main__":

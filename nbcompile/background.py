@@ -1,0 +1,647 @@
+"""No wall: a model runs eager at once, and its blocks' code is compiled beside it, in a process of its own.
+
+A call for which there is no code yet runs eager. What it was made of is noted and sent to a helper process, tensors as
+their kind alone (:mod:`nbcompile.standins`). The helper compiles for it, into the compiler's cache folder. When it has
+answered, and the next step begins, this process makes the same call with stand-ins, which finds everything in the cache
+and takes as long as tracing does; from then on the user's calls fit. A group takes one such step at a time.
+
+The helper is in this process's session, as Linux shares the cores among sessions first, nice, and in a process group of
+its own, so that a notebook's interrupt does not reach it. It is talked to through pipes, and ends with this process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib.util
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from . import cache, explain, helper, standins, startup
+from .errors import NbcompileError, UsageError
+from .parallel import this_rank
+from .plugin import TorchDynamoPlugin, backend_name
+from .regions import structure
+from .replay import Ambient, replay, shadow
+from .variants import Circumstances, Group
+
+if TYPE_CHECKING:
+    from .border import Region
+
+#: The helper's program: what can be imported here can be imported there. ``torch`` is imported as if by the module that
+#: did it here: torch 2.13 keeps that name in its settings, and these are part of every key in the compiler's cache.
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "exec('import torch', {'__name__': sys.argv[4]}); "
+    "from nbcompile.helper import main; main(int(sys.argv[2]), sys.argv[3])"
+)
+WAITING = "its code is being compiled beside it, in a process of its own"
+#: So many calls that differ in sizes alone are sent before the first of them is done: the compiler makes its second
+#: version for any size.
+_MOST_SIZES = 2
+_MOST_HELPERS = 3
+#: A helper that has used no processor time for so long, or has taken so long for one job, is given up; seconds.
+PATIENCE, LONGEST = 120.0, 3600.0
+#: A helper without work ends after so many seconds; the next job starts another.
+_IDLE_SECONDS = 60.0
+#: Whether a block may switch is asked anew after so many steps, should a graph that was recorded never be gone back.
+_MOST_STEPS_WAITING = 20
+
+
+@dataclass(eq=False)
+class Need:
+    """A call for which code is needed.
+
+    Attributes:
+        state: ``"waiting"`` for the helper, ``"compiled"`` by it, ``"open"``: in use, or ``"failed"``.
+        values: by source what the representative block held, as far as it is known to matter.
+        stall: seconds that the switch took, in which the user's step waited.
+        misses: how many graphs had to be compiled at the switch after all.
+    """
+
+    block: str
+    key: tuple[object, ...]
+    loose: tuple[object, ...]
+    circumstances: Circumstances
+    ambient: Ambient
+    index_hidden: bool
+    holder: weakref.ref[nn.Module]
+    job: dict[str, Any]
+    state: str = "waiting"
+    reason: str = ""
+    values: dict[str, object] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+    stall: float = 0.0
+    misses: int = 0
+    free: bool = False
+    steps_waiting: int = 0
+
+
+class GroupBeside:
+    """What a group's blocks ask for while they wait.
+
+    Attributes:
+        due: whether there is something to do when the group's next step begins.
+    """
+
+    def __init__(self, group: Group, owner: Beside, number: int) -> None:
+        self.group = weakref.ref(group)
+        self.owner = owner
+        self.number = number
+        self.due = False
+        self.needs: list[Need] = []
+        self._by_key: dict[tuple[object, ...], list[Need]] = {}
+        self._sources: dict[tuple[object, ...], set[str]] = {}
+        self._recorded = 0  # calls recorded for a backward pass that will make them again, and has not yet
+        self._messages: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def may_call(
+        self,
+        region: Region,
+        block: nn.Module,
+        circumstances: Circumstances,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        index_hidden: bool,
+    ) -> bool:
+        """Whether a call for which no code was found may go to the compiler; if not, it is to run eager."""
+        ambient = Ambient.now(self.owner.device)
+        if in_backward():
+            self._recorded -= 1
+        elif ambient.grad and _made_again():
+            self._recorded += 1
+        if circumstances.hooks:
+            region.ran(False, "modules inside it have hooks, with which nothing is compiled in the background")
+            return False
+        given = standins.signature(args, kwargs)
+        kind = structure(block, by_identity=True), circumstances, ambient
+        key, loose = (*kind, given), (*kind, _without_sizes(given))
+        need = self._find(block, key)
+        if need is None and any(n.free for n in self.needs if n.loose == loose):
+            return True
+        if need is None:
+            known = [n for n in self.needs if n.loose == loose and n.state in ("waiting", "compiled")]
+            if len(known) < _MOST_SIZES or any(n.key == key for n in known):
+                need = self._ask(region, block, key, loose, circumstances, ambient, args, kwargs, index_hidden)
+        if need is not None and need.state == "open":
+            return True
+        region.ran(False, WAITING if need is None or need.state != "failed" else need.reason)
+        return False
+
+    def at_step(self) -> None:
+        """Do what was put off until a step begins: at most one switch, so that no step waits for long."""
+        if in_backward():
+            return
+        while not self._messages.empty():
+            group = self.group()
+            if group is not None:
+                group.warn(self._messages.get())
+        need = next((n for n in self.needs if n.state in ("waiting", "compiled")), None)
+        if need is None:
+            self.due = False
+        elif need.state == "waiting":
+            self.due = startup.ahead().step()  # what this process has to do anyway; the answer sets it again
+        elif self._recorded > 0 and need.steps_waiting < _MOST_STEPS_WAITING:
+            need.steps_waiting += 1
+        else:
+            self._recorded = 0
+            self._open(need)
+
+    def answered(self, need: Need, answer: dict[str, Any]) -> None:
+        """Take the helper's answer. Called in the thread that talks to the helper."""
+        need.seconds = time.monotonic() - need.began
+        if "error" in answer:
+            need.reason = f"compiling failed: {answer['error']}"
+            need.state = "failed"
+            self._messages.put(f"could not be compiled in the background and runs eager: {answer['error']}")
+        else:
+            # calls that have no direct way to their code: whether it fits, only the compiler's own entry can tell
+            need.free = not answer["compiles"] and not answer["direct"]
+            self._sources.setdefault(need.key, set()).update(answer["guarded"])
+            need.state = "compiled"
+        self.due = True
+
+    def told(self) -> list[str]:
+        """Lines for the report."""
+        group = self.group()
+        path = (group.path if group is not None else "") or "the model"
+        open_, waiting = ([n for n in self.needs if n.state in s] for s in (("open",), ("waiting", "compiled")))
+        lines = []
+        if open_:
+            stall, longest = max(n.stall for n in open_), max(n.seconds for n in open_)
+            misses = sum(n.misses for n in open_)
+            lines.append(
+                f"{path}: compiled in the background for {len(open_)} kind(s) of call, in {longest:.1f} s; the switch "
+                f"took {stall:.2f} s of a step"
+                + (f"; {misses} graph(s) were not found in the cache and compiled at the switch" if misses else "")
+            )
+        if waiting:
+            lines.append(f"{path}: {len(waiting)} kind(s) of call run eager, {WAITING}")
+        lines += dict.fromkeys(f"{path}: {n.reason}" for n in self.needs if n.state == "failed")
+        return lines
+
+    def _find(self, block: nn.Module, key: tuple[object, ...]) -> Need | None:
+        """The need that a block's call belongs to: blocks that differ in what is known to matter have their own."""
+        sources = self._sources.get(key, ())
+        values = {source: explain.typed(explain.read(block, source)) for source in sources}
+        for need in self._by_key.get(key, ()):
+            holder = need.holder()
+            for source in sources:
+                if source not in need.values and holder is not None:
+                    need.values[source] = explain.typed(explain.read(holder, source))
+            if need.index_hidden:  # the index is in no guard
+                return need
+            if all(need.values.get(source) == value for source, value in values.items()):
+                return need
+        return None
+
+    def _ask(
+        self,
+        region: Region,
+        block: nn.Module,
+        key: tuple[object, ...],
+        loose: tuple[object, ...],
+        circumstances: Circumstances,
+        ambient: Ambient,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        index_hidden: bool,
+    ) -> Need:
+        group = region.group
+        need = Need(region.path, key, loose, circumstances, ambient, index_hidden, weakref.ref(block), {})
+        self.needs.append(need)
+        self._by_key.setdefault(key, []).append(need)
+        try:
+            bare = shadow(block, to_call=False)
+            for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+                bare.__dict__[hooks] = type(vars(bare)[hooks])()  # they run around the code, in this process
+            need.job = {
+                "group": self.number,
+                "path": group.path,
+                "class_name": group.class_name,
+                "plugin": standins.dumps(group.plugin),
+                "block": standins.dumps(bare),
+                "block_path": region.path,
+                "circumstances": circumstances,
+                "ambient": ambient,
+                "index_hidden": index_hidden,
+                "call": standins.dumps((args, kwargs)),
+                "settings": _settings(),
+            }
+        except standins.CannotSendError as error:
+            need.state, need.reason = "failed", f"it cannot be compiled in the background: {error}"
+            group.warn(f"runs eager: {need.reason}. compile_regions without background=True compiles it")
+        else:
+            self.due = True
+            self.owner.ask(self, need)
+        return need
+
+    def _open(self, need: Need) -> None:
+        """Let this process find the code in the cache, by the call for which it was made."""
+        group, block = self.group(), need.holder()
+        region = next((r for r in group.regions if r.path == need.block), None) if group is not None else None
+        if region is None or block is None or structure(block, by_identity=True) != need.key[0]:
+            self._forget(need)  # changed meanwhile: calls of what it is now are noted anew
+            return
+        begin = time.perf_counter()
+        try:
+            args, kwargs = standins.loads(need.job["call"])
+            device = torch.device(self.owner.device)
+            devices = [device] if device.type == "cuda" else []
+            with torch.random.fork_rng(devices):
+                outcome = replay(
+                    region,
+                    shadow(block),
+                    need.circumstances,
+                    need.ambient,
+                    args,
+                    kwargs,
+                    index_hidden=need.index_hidden,
+                )
+            need.misses = outcome.misses
+            if outcome.variant.failure:
+                raise NbcompileError(outcome.variant.failure)
+        except Exception as error:
+            need.state, need.reason = "failed", f"compiling failed: {explain.failure_line(error)}"
+            region.group.warn(f"could not be switched to its compiled code and runs eager: {need.reason}")
+        else:
+            need.state = "open"
+        need.stall = time.perf_counter() - begin
+
+    def _forget(self, need: Need) -> None:
+        self.needs.remove(need)
+        self._by_key[need.key].remove(need)
+
+
+class Beside:
+    """A compilation's groups, and the helper that compiles for them.
+
+    Args:
+        device: the kind of device that the model is on.
+    """
+
+    def __init__(self, groups: list[Group], device: torch.device | None) -> None:
+        self.device = device.type if device is not None else "cpu"
+        self.groups = [GroupBeside(group, self, number) for number, group in enumerate(groups)]
+        for group, beside in zip(groups, self.groups, strict=True):
+            group.beside = beside
+        self._jobs: queue.SimpleQueue[tuple[GroupBeside, Need] | None] = queue.SimpleQueue()
+        self._done: list[Need] = []
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._process: _Process | None = None
+        self._helpers, self._stopped = 0, threading.Event()
+        self._of = os.getpid()  # a process that was forked off this one has no helper
+        _all.add(self)
+
+    @property
+    def state(self) -> str:
+        """How it goes, in a few words."""
+        needs = [need for group in self.groups for need in group.needs]
+        counts = {s: sum(need.state == s for need in needs) for s in ("waiting", "compiled", "open", "failed")}
+        if self._stopped.is_set():
+            return "stopped"
+        if not needs:
+            return "waiting for the first step"
+        words = {"waiting": "being compiled", "compiled": "ready", "open": "in use", "failed": "failed"}
+        return ", ".join(f"{count} {words[state]}" for state, count in counts.items() if count)
+
+    @property
+    def pid(self) -> int | None:
+        """The helper's process number while there is one."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def start(self) -> None:
+        """Start the helper before there is work: it takes seconds to be ready."""
+        with self._lock:
+            if self._stopped.is_set() or (self._thread is not None and self._thread.is_alive()):
+                return
+            self._thread = threading.Thread(target=self._serve, name="nbcompile-background", daemon=True)
+            self._thread.start()
+
+    def ask(self, group: GroupBeside, need: Need) -> None:
+        """Send a job."""
+        self._jobs.put((group, need))
+        self.start()
+
+    def wait(self, timeout: float = 600.0) -> str:
+        """Wait until nothing is waiting for the helper any more; :attr:`state` then.
+
+        Code that is ready comes into use when the next step begins.
+
+        Args:
+            timeout: in seconds.
+        """
+        end = time.monotonic() + timeout
+        while any(n.state == "waiting" for g in self.groups for n in list(g.needs)) and time.monotonic() < end:
+            time.sleep(0.02)
+        return self.state
+
+    def stop(self) -> None:
+        """End the helper, and all that it has started. Twice does no harm."""
+        with self._lock:
+            self._stopped.set()
+        self._jobs.put(None)
+        process = self._process
+        if process is not None:
+            process.stop()
+
+    def told(self) -> list[str]:
+        """Lines for the report."""
+        lines = [line for group in self.groups for line in group.told()]
+        if self.device != "cpu" and any(need.state == "waiting" for group in self.groups for need in group.needs):
+            lines.append(f"the helper process holds one block's weights on the {self.device} device while it compiles")
+        return lines
+
+    def _serve(self) -> None:
+        """The thread's work: hand the helper one job after another, until there are none for a while."""
+        job: tuple[GroupBeside, Need] | None = None
+        try:
+            while not self._stopped.is_set():
+                try:
+                    if self._process is None and (job is not None or not self._helpers):
+                        self._begin()
+                    if job is None:
+                        job = self._jobs.get(timeout=_IDLE_SECONDS)
+                        if job is None:
+                            break
+                        if self._process is None:
+                            continue
+                    group, need = job
+                    assert self._process is not None
+                    answer = self._process.ask(need.job)
+                    if "error" not in answer:
+                        self._done.append(need)
+                except queue.Empty:
+                    break
+                except HelperError as error:
+                    self._end()
+                    if self._stopped.is_set():
+                        break
+                    if job is None:
+                        job = self._jobs.get()  # a helper that dies at its start is told with the first job
+                        if job is None:
+                            break
+                    group, need, answer = *job, {"error": f"the helper process {error}"}
+                    if self._helpers >= _MOST_HELPERS:
+                        group.answered(need, answer)
+                        self._refuse(f"the helper process {error}")
+                        return
+                group.answered(need, answer)
+                job = None
+        finally:
+            self._end()
+            with self._lock:
+                self._thread = None
+            if not self._stopped.is_set() and not self._jobs.empty():
+                self.start()
+
+    def _begin(self) -> None:
+        self._helpers += 1
+        self._process = _Process()
+        if self._stopped.is_set():  # meanwhile
+            self._process.stop()
+        self._process.receive()
+        for need in self._done:  # the compiler goes by what it has seen before; all of it is in the cache
+            self._process.ask(need.job)
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.stop()
+
+    def _refuse(self, reason: str) -> None:
+        while not self._stopped.is_set():
+            job = self._jobs.get()
+            if job is None:
+                return
+            group, need = job
+            group.answered(need, {"error": reason})
+
+
+class HelperError(NbcompileError):
+    """The helper died, hung or could not be started; the message goes on after "the helper process"."""
+
+
+class _Process:
+    """A helper, from this side."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="nbcompile-helper-")
+        self._log = open(Path(self._folder, "stderr"), "w+b")  # noqa: SIM115
+        self._why, self._ended, self._busy, self._lock = "", False, False, threading.Lock()
+        self._began = time.time()
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache.cache_folder())}
+        try:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-c",
+                    _PROGRAM,
+                    json.dumps(sys.path),
+                    str(os.getpid()),
+                    self._folder,
+                    _importer(),
+                ],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                process_group=0 if os.name == "posix" else None,
+            )
+        except OSError as error:
+            self._log.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise HelperError(f"cannot be started: {error}") from error
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, job: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a job.
+
+        Raises:
+            HelperError: there will be none.
+        """
+        self._busy = True
+        with contextlib.suppress(OSError, ValueError):  # it has died: receive says how
+            helper.write(self._stream(self._process.stdin), job)
+        answer = self.receive()
+        self._busy = False
+        return answer
+
+    def receive(self) -> dict[str, Any]:
+        """Its next message.
+
+        Raises:
+            HelperError: there will be none.
+        """
+        done = threading.Event()
+        threading.Thread(target=self._watch, args=(done,), daemon=True).start()
+        try:
+            answer = helper.read(self._stream(self._process.stdout))
+        except (OSError, ValueError):  # closed by stop
+            answer = None
+        finally:
+            done.set()
+        if answer is None:
+            raise HelperError(self._death())
+        return answer  # type: ignore[no-any-return]
+
+    def stop(self) -> None:
+        """End it, with the compilers that it has started, and remove what they left half done."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            _kill_group(self._process.pid)
+            self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._log):
+            with contextlib.suppress(OSError):
+                self._stream(stream).close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._busy:  # it was ended in the middle
+            cache.mend(self.pid, since=self._began)
+
+    def _stream(self, stream: Any) -> IO[bytes]:
+        assert stream is not None
+        return stream  # type: ignore[no-any-return]
+
+    def _watch(self, done: threading.Event) -> None:
+        """Give it up where it hangs: a process that waits for the cores still gets a little of them."""
+        began, latest, used = time.monotonic(), time.monotonic(), -1.0
+        while not done.wait(min(1.0, PATIENCE / 4)):
+            now, spent = time.monotonic(), group_seconds(self._process.pid)
+            if spent != used:
+                latest, used = now, spent
+            if now - latest > PATIENCE or now - began > LONGEST:
+                self._why = f"was given up: it hung for {min(now - latest, now - began):.0f} s"
+                _kill_group(self._process.pid)
+                return
+
+    def _death(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)
+        code = self._process.poll()
+        if self._why:
+            return self._why
+        lines: list[str] = []
+        with contextlib.suppress(OSError, ValueError):
+            self._log.seek(0)
+            lines = self._log.read()[-4000:].decode(errors="replace").strip().splitlines()
+        how = "ended" if code is None else f"ended with exit status {code}"
+        if code is not None and code < 0:
+            how = f"was ended by the signal {signal.Signals(-code).name}"
+            if -code == signal.SIGKILL:
+                how += " (as the system does where memory runs out)"
+        return f"{how}: {lines[-1][:300]}" if lines else how
+
+
+def check_background(plugin: TorchDynamoPlugin, *, cuda_graph: bool, guard_collectives: bool) -> None:
+    """Refuse settings with which nothing can be compiled in the background.
+
+    Raises:
+        UsageError: what is wrong, and what to do.
+    """
+    if plugin.backend != "inductor":
+        raise UsageError(
+            f"background=True compiles with the backend 'inductor', whose cache two processes can share; the backend "
+            f"{backend_name(plugin.backend)!r} has none. Leave background out, or use backend='inductor'"
+        )
+    if cuda_graph or guard_collectives:
+        which = "cuda_graph=True" if cuda_graph else "guard_collectives=True"
+        raise UsageError(f"background=True and {which} do not go together; leave one of them out")
+    if this_rank() is not None:
+        raise UsageError(
+            "background=True is for one process alone, and this is one of several ranks that train together: ranks "
+            "would go over to compiled code at different steps. Leave background out"
+        )
+    if importlib.util.find_spec("cloudpickle") is None:
+        raise UsageError("background=True needs the package cloudpickle: pip install 'cloudpickle>=3,<4'")
+
+
+def in_backward() -> bool:
+    """Whether this is inside of a backward pass. There is no public way to ask; checked on torch 2.11 and 2.13."""
+    current = getattr(torch._C, "_current_graph_task_id", None)
+    return current is not None and bool(current() != -1)
+
+
+def group_seconds(group: int) -> float:
+    """Processor time of a group's processes, in ticks, and of their children that have ended; 0 where none is told."""
+    total = 0
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            values = entry.read_text().rpartition(")")[2].split()
+            if int(values[2]) == group:
+                total += sum(map(int, values[11:15]))
+    return float(total)
+
+
+_all: weakref.WeakSet[Beside] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    for beside in list(_all):
+        if beside._of == os.getpid():
+            beside.stop()
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(OSError):  # it is gone already
+        if os.name == "posix":
+            os.killpg(pid, signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGTERM)
+
+
+def _made_again() -> bool:
+    """Whether a call's tensors are not kept for the backward pass but computed again, as under checkpointing.
+
+    Any hooks on saved tensors count. Private; checked on torch 2.11 and 2.13.
+    """
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is not None and top(True) is not None
+
+
+def _without_sizes(told: Any) -> Any:
+    """A signature less sizes, strides and numbers."""
+    if isinstance(told, tuple):
+        if told and isinstance(told[0], torch.dtype):
+            return *told[:4], len(told)
+        return tuple(_without_sizes(part) for part in told)
+    return int if type(told) is int else told
+
+
+def _settings() -> list[str]:
+    """What is not at its default in the compiler's settings, as statements. ``codegen_config`` is torch's way to it."""
+    lines = []
+    for module in (torch._dynamo.config, torch._inductor.config, torch._functorch.config):
+        with contextlib.suppress(Exception):
+            lines.append(module.codegen_config())
+    return [line for line in lines if line]
+
+
+def _importer() -> str:
+    """The name of the module that imported torch in this process, see :data:`_PROGRAM`."""
+    return "__main__"

@@ -1,0 +1,410 @@
+"""Compiled in the background: eager at once, compiled code when it is there, and whatever may happen to the helper."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("cloudpickle")
+
+import nbcompile
+from nbcompile import background
+from nbcompile.background import Beside
+from nbcompile.compiler import current
+from tests.blocks import WIDTH, Block, BreakingBlock, Net, NumberedBlock
+
+pytestmark = [pytest.mark.inductor, pytest.mark.slow]
+
+_SECONDS = 240.0
+
+
+def _net(kind: Callable[..., nn.Module] = Block, blocks: int = 3) -> Net:
+    torch.manual_seed(0)
+    return Net([kind(number) for number in range(blocks)])
+
+
+def _beside(model: nn.Module) -> Beside:
+    compilation = current(model)
+    assert compilation is not None
+    assert compilation.beside is not None
+    return compilation.beside
+
+
+def _compiled(model: nn.Module) -> tuple[int, int]:
+    groups = nbcompile.report(model).groups
+    return sum(group.compiled for group in groups), sum(group.instances for group in groups)
+
+
+def _step_until_compiled(model: nn.Module, step: Callable[[], torch.Tensor], expected: torch.Tensor) -> int:
+    """Steps until all blocks run compiled, each of which must give what is expected."""
+    end, steps = time.monotonic() + _SECONDS, 0
+    while time.monotonic() < end:
+        torch.testing.assert_close(step(), expected)
+        steps += 1
+        compiled, instances = _compiled(model)
+        if compiled == instances:
+            return steps
+        if compiled == 0:
+            _beside(model).wait(_SECONDS)
+    pytest.fail(f"{_beside(model).state}: {_beside(model).told()}")
+
+
+def _gone(pid: int) -> bool:
+    for _ in range(100):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    yield
+    pids = [beside.pid for beside in list(background._all)]
+    for beside in list(background._all):
+        beside.stop()
+    assert all(pid is None or _gone(pid) for pid in pids)
+    assert not list(Path(background.tempfile.gettempdir()).glob("nbcompile-helper-*"))
+
+
+def test_the_first_step_runs_eager_and_a_later_one_compiled_with_nothing_left_to_compile() -> None:
+    model, x = _net(), torch.randn(4, WIDTH)
+    with torch.no_grad():
+        expected = model(x)
+        assert nbcompile.compile_regions(model, background=True) is model
+        torch.testing.assert_close(model(x), expected)
+        assert _compiled(model) == (0, 3)
+        assert background.WAITING in (nbcompile.report(model).groups[0].eager_reason or "")
+        _step_until_compiled(model, lambda: model(x), expected)
+    (need,) = _beside(model).groups[0].needs
+    assert (need.state, need.misses) == ("open", 0)
+    report = nbcompile.report(model)
+    assert report.settings["background"] is True
+    assert any("compiled in the background for 1 kind(s) of call" in note for note in report.notes)
+
+
+def test_blocks_that_need_a_graph_each_get_one_each() -> None:
+    model, x = _net(NumberedBlock), torch.randn(4, WIDTH)
+    with torch.no_grad():
+        expected = model(x)
+        nbcompile.compile_regions(model, background=True)
+        _step_until_compiled(model, lambda: model(x), expected)
+    needs = _beside(model).groups[0].needs
+    assert len(needs) == 3
+    assert sum(need.misses for need in needs) == 0
+
+
+def test_other_sizes_run_eager_until_they_are_compiled_and_then_any_size_does() -> None:
+    model = _net()
+    with torch.no_grad():
+        expected = {size: model(torch.ones(size, WIDTH)) for size in (4, 6, 7, 9)}
+        nbcompile.compile_regions(model, background=True)
+        for size in (4, 6):
+            _step_until_compiled(model, lambda size=size: model(torch.ones(size, WIDTH)), expected[size])
+        for size in (7, 9):  # the second version takes any size
+            torch.testing.assert_close(model(torch.ones(size, WIDTH)), expected[size])
+            assert _compiled(model) == (3, 3)
+    assert sum(need.misses for need in _beside(model).groups[0].needs) == 0
+
+
+def test_a_graph_break_is_no_obstacle() -> None:
+    model, x = _net(BreakingBlock), torch.randn(4, WIDTH)
+    with torch.no_grad():
+        expected = model(x)
+        nbcompile.compile_regions(model, background=True)
+        _step_until_compiled(model, lambda: model(x), expected)
+
+
+def test_losses_of_a_training_are_eagers_across_the_switch() -> None:
+    def train(model: nn.Module, steps: int, wait_at: int) -> list[float]:
+        torch.manual_seed(1)
+        optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.05), []
+        for number in range(steps):
+            loss = model(torch.randn(4, WIDTH)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+            if number == wait_at:
+                _beside(model).wait(_SECONDS)
+        return losses
+
+    expected = train(_net().train(), 50, -1)
+    model = _net().train()
+    nbcompile.compile_regions(model, background=True)
+    torch.testing.assert_close(train(model, 50, 20), expected, rtol=1e-4, atol=1e-6)
+    assert _compiled(model) == (3, 3)
+    assert sum(need.misses for need in _beside(model).groups[0].needs) == 0  # backward, too
+
+
+def test_gradients_under_checkpointing_are_eagers_at_the_switch() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    model, x = _net().train(), torch.randn(4, WIDTH, requires_grad=True)
+
+    def forward() -> torch.Tensor:
+        h = x
+        for layer in model.layers:
+            h = checkpoint(layer, h, use_reentrant=False)
+        return h
+
+    def gradients(loss: torch.Tensor) -> list[torch.Tensor]:
+        return list(torch.autograd.grad(loss, list(model.parameters())))
+
+    expected = gradients(forward().sum())
+    nbcompile.compile_regions(model, background=True)
+    first = forward()
+    _beside(model).wait(_SECONDS)
+    second = forward()  # a new step; but the first one's blocks are still to be run again, as they ran
+    assert _compiled(model) == (0, 3)
+    for loss in (first.sum(), second.sum()):
+        for one, other in zip(gradients(loss), expected, strict=True):
+            torch.testing.assert_close(one, other)
+    for _ in range(3):
+        for one, other in zip(gradients(forward().sum()), expected, strict=True):
+            torch.testing.assert_close(one, other)
+    assert _compiled(model) == (3, 3)
+
+
+def test_what_the_block_does_to_itself_is_not_done_twice() -> None:
+    class Counting(nn.Module):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.fc, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.dropout(self.norm(self.fc(x)), 0.5, True)
+
+    def run(model: nn.Module, wait: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(3)
+        with torch.no_grad():
+            for _ in range(3):
+                model(torch.ones(4, WIDTH))
+                if wait:
+                    _beside(model).wait(_SECONDS)
+        return model.layers[0].norm.num_batches_tracked.clone(), torch.rand(1)
+
+    torch.manual_seed(0)
+    model = Net([Counting(number) for number in range(2)]).train()
+    nbcompile.compile_regions(model, background=True)
+    batches, after = run(model, True)
+    assert batches.item() == 3
+    assert all(layer.norm.weight.grad is None for layer in model.layers)
+    assert _compiled(model) == (2, 2)
+    del after
+
+
+def test_a_killed_helper_is_told_and_the_model_goes_on() -> None:
+    random.seed(0)
+    x = torch.randn(4, WIDTH)
+    for moment in (0.0, random.uniform(0, 3), random.uniform(3, 8)):
+        model = _net()
+        with torch.no_grad(), warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            expected = model(x)
+            nbcompile.compile_regions(model, background=True)
+            model(x)
+            end = time.monotonic() + moment
+            while time.monotonic() < end or _beside(model).pid is None:
+                torch.testing.assert_close(model(x), expected)
+            pid = _beside(model).pid
+            if pid is not None:
+                os.killpg(pid, signal.SIGKILL)
+                assert _gone(pid)
+            _beside(model).wait(_SECONDS)
+            for _ in range(3):
+                torch.testing.assert_close(model(x), expected)
+        if _compiled(model) == (0, 3):
+            assert any("was ended by the signal SIGKILL" in str(w.message) for w in told)
+            assert any("SIGKILL" in note for note in nbcompile.report(model).notes)
+        nbcompile.restore(model)
+    with torch.no_grad():  # the next compile works
+        nbcompile.compile_regions(model, background=True)
+        _step_until_compiled(model, lambda: model(x), expected)
+
+
+def test_a_helper_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "PATIENCE", 3.0)
+    model, x = _net(), torch.randn(4, WIDTH)
+    with torch.no_grad(), pytest.warns(nbcompile.CompilationWarning, match="it hung for"):
+        nbcompile.compile_regions(model, background=True)
+        model(x)
+        while (pid := _beside(model).pid) is None:
+            time.sleep(0.01)
+        os.killpg(pid, signal.SIGSTOP)
+        _beside(model).wait(60)
+        model(x)
+    assert _gone(pid)
+    assert _compiled(model) == (0, 3)
+
+
+def test_without_a_compiler_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+
+    class Another(Block):
+        def work(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(self.fc(x)).exp()
+
+    model, x = _net(Another), torch.randn(4, WIDTH)
+    with torch.no_grad(), pytest.warns(nbcompile.CompilationWarning, match=r"C\+\+ compiler"):
+        expected = model(x)
+        nbcompile.compile_regions(model, background=True)
+        model(x)
+        _beside(model).wait(_SECONDS)
+        torch.testing.assert_close(model(x), expected)
+    assert _compiled(model) == (0, 3)
+
+
+def test_a_model_that_is_changed_meanwhile_is_compiled_as_it_is_then() -> None:
+    model, x = _net(), torch.randn(4, WIDTH)
+    with torch.no_grad():
+        nbcompile.compile_regions(model, background=True)
+        model(x)
+        model.double()
+        expected = Net.forward(model, x.double())
+        _step_until_compiled(model, lambda: model(x.double()), expected)
+    assert all(need.misses == 0 for need in _beside(model).groups[0].needs)
+
+
+def test_a_model_that_is_deleted_or_restored_takes_its_helper_along() -> None:
+    for how in ("restored", "deleted"):
+        model = _net()
+        nbcompile.compile_regions(model, background=True)
+        model(torch.ones(2, WIDTH))
+        while (pid := _beside(model).pid) is None:
+            time.sleep(0.01)
+        if how == "restored":
+            nbcompile.restore(model)
+        del model
+        gc.collect()
+        assert _gone(pid)
+
+
+_NOTEBOOK = """
+import json, os, sys, time
+import torch, nbcompile
+from torch import nn
+from nbcompile.compiler import current
+class Mine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(16, 16)
+    def forward(self, x):
+        return helper_function(self.fc(x)) + x
+def helper_function(x):
+    return torch.sigmoid(x) * 3
+model = nn.Sequential(*[Mine() for _ in range(3)])
+x = torch.ones(2, 16)
+with torch.no_grad():
+    expected = model(x)
+    nbcompile.compile_regions(model, background=True)
+    model(x)
+    beside = current(model).beside
+    if sys.argv[1] == "leave":
+        while beside.pid is None:
+            time.sleep(0.01)
+        print(json.dumps(beside.pid), flush=True)
+        time.sleep(60)
+    beside.wait(200)
+    model(x)
+    same = torch.allclose(model(x), expected)
+group = nbcompile.report(model).groups[0]
+need = beside.groups[0].needs[0]
+print(json.dumps({"same": same, "compiled": group.compiled, "misses": need.misses, "reason": need.reason}))
+"""
+
+
+def _program(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    file = tmp_path / "notebook.py"
+    file.write_text(textwrap.dedent(_NOTEBOOK))
+    return subprocess.Popen([sys.executable, str(file), *arguments], stdout=subprocess.PIPE, text=True)
+
+
+def test_classes_of_the_main_module_are_compiled(tmp_path: Path) -> None:
+    with _program(tmp_path, "stay") as process:
+        out, _ = process.communicate(timeout=300)
+    assert json.loads(out.splitlines()[-1]) == {"same": True, "compiled": 3, "misses": 0, "reason": ""}
+
+
+def test_a_kernel_that_dies_leaves_no_helper(tmp_path: Path) -> None:
+    with _program(tmp_path, "leave") as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.kill()
+        process.wait()
+    assert _gone(pid)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounting takes root")
+def test_a_full_disk_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], check=False).returncode != 0:
+        pytest.skip("nothing can be mounted here")
+    try:
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder)}
+        file = tmp_path / "notebook.py"
+        file.write_text(textwrap.dedent(_NOTEBOOK))
+        done = subprocess.run(
+            [sys.executable, str(file), "stay"], env=environment, capture_output=True, text=True, timeout=300
+        )
+        answer = json.loads(done.stdout.splitlines()[-1])
+        assert answer["same"]
+        assert answer["compiled"] == 0
+        assert "full" in answer["reason"] or "No space left" in answer["reason"] or "written" in answer["reason"]
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"backend": "eager"}, "compiles with the backend 'inductor'"),
+        ({"guard_collectives": True}, "do not go together"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(keywords: dict[str, Any], words: str) -> None:
+    with pytest.raises(nbcompile.UsageError, match=words):
+        nbcompile.compile_regions(_net(), background=True, **keywords)
+
+
+def test_a_kernel_that_was_cut_off_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    program = """
+        import sys, torch, nbcompile
+        from tests.blocks import Block, Net, WIDTH
+        torch.manual_seed(0)
+        model = Net([Block(0), Block(1)])
+        with torch.no_grad():
+            expected = model(torch.ones(2, WIDTH))
+            nbcompile.compile_regions(model)
+            torch.testing.assert_close(model(torch.ones(2, WIDTH)), expected)
+        assert nbcompile.report(model).groups[0].compiled == 2
+    """
+    run = [sys.executable, "-c", textwrap.dedent(program)]
+    subprocess.run(run, check=True, timeout=300)
+    libraries = list(tmp_path.rglob("*.so"))
+    assert libraries
+    for library in libraries:
+        library.write_bytes(library.read_bytes()[:1000])
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(run, check=True, timeout=300)
