@@ -369,6 +369,7 @@ class _Backend:
         self._compilation = compilation
         self._inner = _torch_backend(plugin.backend, plugin.mode, options, plugin.dynamic)
         self._fullgraph = bool(plugin.fullgraph)
+        self._is_inductor = plugin.backend == "inductor"
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         variant = self._variant()
