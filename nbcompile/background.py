@@ -33,6 +33,7 @@ import torch
 from torch import nn
 
 from . import cache, explain, helper, standins, startup
+from .border import in_backward
 from .errors import NbcompileError, UsageError
 from .parallel import this_rank
 from .plugin import TorchDynamoPlugin, backend_name
@@ -578,12 +579,6 @@ def check_background(plugin: TorchDynamoPlugin, *, cuda_graph: bool, guard_colle
         )
     if importlib.util.find_spec("cloudpickle") is None:
         raise UsageError("background=True needs the package cloudpickle: pip install 'cloudpickle>=3,<4'")
-
-
-def in_backward() -> bool:
-    """Whether this is inside of a backward pass. There is no public way to ask; checked on torch 2.11 and 2.13."""
-    current = getattr(torch._C, "_current_graph_task_id", None)
-    return current is not None and bool(current() != -1)
 
 
 def group_seconds(group: int) -> float:
