@@ -1,8 +1,8 @@
 """A rank of the benchmark of training: torchrun starts it, ``-m tests.benchmarks.ranks FOLDER JOB``; the job is JSON.
 
 Each way is taken as its user takes it: ``Accelerator(dynamo_plugin=...)`` and ``prepare``, of accelerate or of this
-package. The clock starts before the accelerator is made, once torch, accelerate and transformers are imported and the ranks
-have met, and the first step ends with the optimizer's. Each rank writes what it found to ``FOLDER/rankN.json``.
+package. The clock starts before the accelerator is made, once the libraries are imported and the ranks have met, and
+the first step ends with the optimizer's. Each rank writes what it found to ``FOLDER/rankN.json``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from accelerate import DistributedType, PartialState
 from accelerate.utils import FullyShardedDataParallelPlugin, TorchDynamoPlugin
 from torch import distributed
 from transformers import LlamaConfig, LlamaForCausalLM
-
-WAYS = ("eager", "regional", "full", "accelerate")
 
 
 def llama(layers: int, width: int) -> Any:
