@@ -351,7 +351,7 @@ def in_backward() -> bool:
     """Whether this thread is in a backward pass: a block that is called there is a checkpointed one, computed again.
 
     It has to run as it did in the forward pass, compiled or not: both ways keep other tensors for the backward pass,
-    and torch's checkpoint compares them. It asks in the same way. Checked on torch 2.11 and 2.13.
+    and torch's checkpoint compares them. It asks in the same way. Checked on torch 2.13.
     """
     return torch._C._current_graph_task_id() != -1
 

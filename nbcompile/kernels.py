@@ -289,7 +289,7 @@ def _place() -> Any:
 def _announcements() -> Any:
     """The compiler's own list of whom to tell that a compile begins and ends; ``None`` where it is not as expected.
 
-    It is documented in its module, which has no public name. Checked on torch 2.11 and 2.13.
+    It is documented in its module, which has no public name. Checked on torch 2.13.
     """
     try:
         from torch._dynamo.callback import CallbackTrigger, callback_handler

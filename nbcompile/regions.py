@@ -176,7 +176,7 @@ def refuse_flat_parameters(model: nn.Module) -> None:
 
 
 def has_flat_parameters(model: nn.Module) -> bool:
-    """Whether FSDP1 keeps flat parameters in a model, as it says for the compiler. Checked on torch 2.11 and 2.13."""
+    """Whether FSDP1 keeps flat parameters in a model, as it says for the compiler. Checked on torch 2.13."""
     return any(getattr(module, "_fsdp_use_orig_params", True) is False for module in model.modules())
 
 

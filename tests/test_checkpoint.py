@@ -79,6 +79,7 @@ def test_a_checkpointed_block_runs_again_as_it_ran_before(forward: Around, backw
     model, x = Checkpointed(), torch.randn(2, 9, 8, requires_grad=True)
     model(x).sum().backward()
     expected = gradients(model)
+    model.zero_grad(set_to_none=True)
     # WHEN it is compiled, and runs its forward pass or its backward pass eager
     nbcompile.compile_regions(model, backend=BACKEND)
     model(x).sum().backward()

@@ -25,6 +25,7 @@ from tests.benchmarks.measuring import (
     sides_table,
 )
 from tests.benchmarks.nowall import nowall
+from tests.benchmarks.training import failures, training
 from tests.benchmarks.verdicts import Check, ratio, shown, table
 
 
@@ -285,6 +286,8 @@ PARTS = {
     "memory": Part(memory, 5, "the most memory held; nothing more to do where cold ran before"),
     "repeats": Part(repeats, 6, "five repeats of the package's own comparison: the same verdicts and medians?"),
     "peers": Part(peers, 8, "a model of diffusers beside diffusers' own regional compilation; not judged"),
+    "training": Part(training, 15, "two ranks, DDP and FSDP2: time to the first step, losses, what ran compiled"),
+    "failures": Part(failures, 2, "a launch from a notebook that fails: seconds until the cell has its error"),
     "generate": Part(generate, 6, "text generation with the KV cache; not among the judged, run by name only"),
     "nowall": Part(nowall, 15, "compiled in the background, restarted, from a portable cache: make bench-nowall"),
 }
