@@ -330,6 +330,7 @@ class Layers:
         return small_model(self.layers).eval(), {"input_ids": tokens(batch)}
 
 
+@pytest.mark.alone  # rounds that lack the cores are timed again
 def test_row_8_the_benchmark_and_its_five_conclusions() -> None:
     # GIVEN two sizes of a real model and two batch sizes WHEN they are swept
     swept = nbcompile.sweep(
