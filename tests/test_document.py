@@ -23,6 +23,7 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 
 import nbcompile
+from nbcompile.conclusions import NO, UNTOLD, YES
 from nbcompile.plugin import list_modes
 
 from .models import gpt2
@@ -330,6 +331,7 @@ class Layers:
         return small_model(self.layers).eval(), {"input_ids": tokens(batch)}
 
 
+@pytest.mark.alone  # rounds that lack the cores are timed again
 def test_row_8_the_benchmark_and_its_five_conclusions() -> None:
     # GIVEN two sizes of a real model and two batch sizes WHEN they are swept
     swept = nbcompile.sweep(
@@ -340,7 +342,7 @@ def test_row_8_the_benchmark_and_its_five_conclusions() -> None:
         backend="aot_eager",
         rounds=2,
     )
-    # THEN there is a figure for each strategy of each cell, and a verdict with figures on each of the conclusions
+    # THEN there is a figure for each strategy of each cell, and a verdict on each of the conclusions
     assert len(swept.reports) == 4
     for report in swept.reports:
         assert set(report.strategies) == {"eager", "regional", "full"}
@@ -348,4 +350,7 @@ def test_row_8_the_benchmark_and_its_five_conclusions() -> None:
         assert all(strategy.steady_seconds for strategy in report.strategies.values()), told
         assert all(report.strategies[name].cold_seconds for name in ("regional", "full"))
     assert [conclusion.number for conclusion in swept.conclusions] == [1, 2, 3, 4, 5]
-    assert all(any(sign.isdigit() for sign in str(one.sentence)) for one in swept.conclusions)
+    for one in swept.conclusions:
+        assert one.verdict in (YES, NO, UNTOLD)
+        assert one.sentence
+        assert one.verdict == UNTOLD or any(sign.isdigit() for sign in one.sentence)
