@@ -638,5 +638,8 @@ def _settings() -> list[str]:
 
 
 def _importer() -> str:
-    """The name of the module that imported torch in this process, see :data:`_PROGRAM`."""
+    """The name of the module that is taken to have imported torch in this process, see :data:`_PROGRAM`.
+
+    A cell or a script. Where another module was the first to, keys differ, and the switch takes a compile of its own.
+    """
     return "__main__"
