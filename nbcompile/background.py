@@ -16,6 +16,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import pickle
 import queue
 import shutil
 import signal
@@ -44,12 +45,10 @@ from .variants import Circumstances, Group
 if TYPE_CHECKING:
     from .border import Region
 
-#: The helper's program: what can be imported here can be imported there. ``torch`` is imported as if by the module that
-#: did it here: torch 2.13 keeps that name in its settings, and these are part of every key in the compiler's cache.
+#: The helper's program: what can be imported here can be imported there.
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "exec('import torch', {'__name__': sys.argv[4]}); "
-    "from nbcompile.helper import main; main(int(sys.argv[2]), sys.argv[3])"
+    "from nbcompile.helper import main; main(int(sys.argv[2]), *sys.argv[3:5])"
 )
 WAITING = "its code is being compiled beside it, in a process of its own"
 #: So many calls that differ in sizes alone are sent before the first of them is done: the compiler makes its second
@@ -125,7 +124,7 @@ class GroupBeside:
         """Whether a call for which no code was found may go to the compiler; if not, it is to run eager."""
         ambient = Ambient.now(self.owner.device)
         if in_backward():
-            self._recorded -= 1
+            self.computed_again()
         elif ambient.grad and _made_again():
             self._recorded += 1
         if circumstances.hooks:
@@ -145,6 +144,10 @@ class GroupBeside:
             return True
         region.ran(False, WAITING if need is None or need.state != "failed" else need.reason)
         return False
+
+    def computed_again(self) -> None:
+        """Take note that a backward pass has made one of the recorded calls again."""
+        self._recorded -= 1
 
     def at_step(self) -> None:
         """Do what was put off until a step begins: at most one switch, so that no step waits for long."""
@@ -461,7 +464,7 @@ class _Process:
                     json.dumps(sys.path),
                     str(os.getpid()),
                     self._folder,
-                    _importer(),
+                    _holder(),
                 ],
                 env=environment,
                 stdin=subprocess.PIPE,
@@ -637,9 +640,9 @@ def _settings() -> list[str]:
     return [line for line in lines if line]
 
 
-def _importer() -> str:
-    """The name of the module that is taken to have imported torch in this process, see :data:`_PROGRAM`.
+def _holder() -> str:
+    """The module in which pickle finds torch, and which it names in what it writes: the first that has imported it.
 
-    A cell or a script. Where another module was the first to, keys differ, and the switch takes a compile of its own.
+    The compiler's keys are made of pickles, and a memory format is one of torch's constants that do not name a module.
     """
-    return "__main__"
+    return pickle.whichmodule(torch.contiguous_format, repr(torch.contiguous_format))

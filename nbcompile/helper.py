@@ -7,6 +7,8 @@ nice, opens nothing, and ends when its input does or its parent is gone, with ev
 from __future__ import annotations
 
 import contextlib
+import importlib.machinery
+import importlib.util
 import io
 import os
 import pickle
@@ -17,17 +19,19 @@ import sys
 import tempfile
 import threading
 import time
+import types
 from typing import IO, Any
 
 _LENGTH = struct.Struct("!Q")
 
 
-def main(parent: int, folder: str) -> None:
+def main(parent: int, folder: str, holder: str) -> None:
     """Do jobs until there are no more.
 
     Args:
         parent: the number of the process that started this one, and that it is not to outlive.
         folder: for temporary files; removed here if the parent is gone, else by the parent.
+        holder: the first module of the parent that has imported torch, see :class:`_Later`.
     """
     if hasattr(os, "nice"):
         os.nice(19)
@@ -36,11 +40,51 @@ def main(parent: int, folder: str) -> None:
     threading.Thread(target=_end_with, args=(parent, folder), daemon=True).start()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print goes to standard error
+    later = _Later(holder)
+    if holder not in sys.modules and holder.partition(".")[0] != "torch":
+        sys.modules[holder] = later  # before torch is there
     _prepare(folder)
+    later.__dict__["torch"] = sys.modules["torch"]
     write(answers, {"ready": True})
     compiled = _Compiled()
     while (job := read(sys.stdin.buffer)) is not None:
         write(answers, compiled.answer(job))
+
+
+class _Later(types.ModuleType):
+    """Holds a module's place in ``sys.modules``, and is that module once something of it is asked for.
+
+    Pickle writes the name of the first module in ``sys.modules`` that has torch where a constant of torch does not name
+    its own, and the compiler's keys are made of what pickle writes. So here that module has to come first, too. It may
+    be the user's, and is not run unless a block needs it.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name not in (
+            "__path__",
+            "__all__",
+        ):  # what looks through all modules asks for these
+            raise AttributeError(name)
+        return getattr(self._load(), name)
+
+    def _load(self) -> types.ModuleType:
+        parent, _, own = self.__name__.rpartition(".")
+        path = importlib.import_module(parent).__path__ if parent else None
+        loaded = sys.modules[self.__name__]
+        if loaded is not self:
+            return loaded
+        spec = importlib.machinery.PathFinder.find_spec(self.__name__, path)
+        if spec is None or spec.loader is None:
+            raise AttributeError(f"there is no module {self.__name__} in this process")
+        module = sys.modules[self.__name__] = importlib.util.module_from_spec(spec)  # keeps the place
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            sys.modules[self.__name__] = self
+            raise AttributeError(f"{self.__name__} cannot be imported: {error}") from error
+        if parent:
+            setattr(sys.modules[parent], own, module)
+        return module
 
 
 def write(stream: IO[bytes], message: Any) -> None:
@@ -108,6 +152,7 @@ class _Compiled:
         if key not in self._blocks:
             self._blocks.clear()  # one block's weights at a time
             block = standins.loads(job["block"])
+            _define_in_main(block)
             self._blocks[key] = block, Region(job["block_path"], block, group)
         block, region = self._blocks[key]
         args, kwargs = standins.loads(job["call"])
@@ -128,6 +173,19 @@ class _Compiled:
             "seconds": time.perf_counter() - begin,
             "direct": variant.direct,
         }
+
+
+def _define_in_main(block: Any) -> None:
+    """Put the global names that a block's own classes use into this process's main module, if they come from a cell.
+
+    Sent along, they are in a dictionary that belongs to no module, and the compiler looks them up by a module's name.
+    """
+    main = sys.modules["__main__"]
+    own = {base for module in block.modules() for base in type(module).__mro__ if base.__module__ == "__main__"}
+    for function in [value for base in own for value in vars(base).values()]:
+        for name, value in getattr(function, "__globals__", {}).items():
+            if not name.startswith("__"):
+                setattr(main, name, value)
 
 
 def _not_kept() -> str:
