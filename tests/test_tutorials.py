@@ -83,6 +83,7 @@ def test_regional_or_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.inductor  # by accelerate
 def test_generation_and_caches(tmp_path: Path) -> None:
     # GIVEN the tutorial WHEN it is run
     notebook = executed("04", tmp_path, **QUICK)
