@@ -1,7 +1,8 @@
 """Run a notebook in a real kernel without a browser, and print the comparison it made. ``make demo`` runs this.
 
 Shows each cell as it starts and how long it took, with a sign of life in between. The executed notebook and a web page
-of it are written to ``out/``, also when a cell failed, so that one can look at what happened.
+of it are written to ``out/``, also when a cell failed, so that one can look at what happened. ``--save`` also puts the
+outputs of a run that succeeded into the notebook itself: that is how the tutorials are saved.
 """
 
 from __future__ import annotations
@@ -146,6 +147,13 @@ def write(notebook: Any, folder: Path, name: str) -> tuple[Path, Path]:
     return executed, page
 
 
+def save(notebook: Any, source: Path) -> None:
+    """Write the executed notebook over its source, without the times at which its cells ran: they only make a diff."""
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+    nbformat.write(notebook, source)
+
+
 def first_line(source: str) -> str:
     """A cell's first line that says something, shortened."""
     lines = [line.strip() for line in source.splitlines() if line.strip()]
@@ -182,6 +190,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("notebook", type=Path)
     parser.add_argument("--out", type=Path, default=ROOT / "out", help="folder for the results (default out/)")
+    parser.add_argument("--save", action="store_true", help="save the outputs in the notebook itself, too")
     parser.add_argument("--timeout", type=int, default=1800, help="seconds until a cell is given up (default 1800)")
     arguments = parser.parse_args()
     if problem := missing_compiler():
@@ -219,6 +228,8 @@ def main() -> int:
         failure, status = "the notebook ran, but none of its outputs holds a report", 1
     if failure:
         print(f"\n{failure}\n\n{source} FAILED; what it had shown until then:", file=sys.stderr)
+    elif arguments.save:
+        save(notebook, source)
     print(f"\nexecuted notebook: {_shown(executed)}\nas a web page:     {_shown(page)}", flush=True)
     return status
 
