@@ -127,12 +127,13 @@ class Replays:
 
     Attributes:
         retired: whether it is of no use any more: its compilation is taken back.
+        compiled: ``None``, as of a region before its first call: whether a call ran compiled is for the regions to say.
         recorded: number of graphs recorded so far.
         replayed: number of calls that were replays.
     """
 
     def __init__(self, regions: Callable[[], Sequence[Any]] = tuple) -> None:
-        self.retired = False
+        self.retired, self.compiled = False, None
         self._regions, self._ran_eager = regions, False
         self.recorded = self.replayed = 0
         self._reasons: dict[str, None] = {}
