@@ -50,6 +50,7 @@ _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from nbcompile.helper import main; main(int(sys.argv[2]), *sys.argv[3:5])"
 )
+CHECKPOINTED = "it is checkpointed, and must not go over between a call and the backward pass that makes it again"
 WAITING = "its code is being compiled beside it, in a process of its own"
 #: So many calls that differ in sizes alone are sent before the first of them is done: the compiler makes its second
 #: version for any size.
@@ -59,8 +60,6 @@ _MOST_HELPERS = 3
 PATIENCE, LONGEST = 120.0, 3600.0
 #: A helper without work ends after so many seconds; the next job starts another.
 _IDLE_SECONDS = 60.0
-#: Whether a block may switch is asked anew after so many steps, should a graph that was recorded never be gone back.
-_MOST_STEPS_WAITING = 20
 
 
 @dataclass(eq=False)
@@ -90,7 +89,6 @@ class Need:
     stall: float = 0.0
     misses: int = 0
     free: bool = False
-    steps_waiting: int = 0
 
 
 class GroupBeside:
@@ -108,7 +106,6 @@ class GroupBeside:
         self.needs: list[Need] = []
         self._by_key: dict[tuple[object, ...], list[Need]] = {}
         self._sources: dict[tuple[object, ...], set[str]] = {}
-        self._recorded = 0  # calls recorded for a backward pass that will make them again, and has not yet
         self._messages: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def may_call(
@@ -123,10 +120,9 @@ class GroupBeside:
     ) -> bool:
         """Whether a call for which no code was found may go to the compiler; if not, it is to run eager."""
         ambient = Ambient.now(self.owner.device)
-        if in_backward():
-            self.computed_again()
-        elif ambient.grad and _made_again():
-            self._recorded += 1
+        if in_backward() or (ambient.grad and _made_again()):
+            region.ran(False, CHECKPOINTED)
+            return False
         if circumstances.hooks:
             region.ran(False, "modules inside it have hooks, with which nothing is compiled in the background")
             return False
@@ -145,10 +141,6 @@ class GroupBeside:
         region.ran(False, WAITING if need is None or need.state != "failed" else need.reason)
         return False
 
-    def computed_again(self) -> None:
-        """Take note that a backward pass has made one of the recorded calls again."""
-        self._recorded -= 1
-
     def at_step(self) -> None:
         """Do what was put off until a step begins: at most one switch, so that no step waits for long."""
         if in_backward():
@@ -162,10 +154,7 @@ class GroupBeside:
             self.due = False
         elif need.state == "waiting":
             self.due = startup.ahead().step()  # what this process has to do anyway; the answer sets it again
-        elif self._recorded > 0 and need.steps_waiting < _MOST_STEPS_WAITING:
-            need.steps_waiting += 1
         else:
-            self._recorded = 0
             self._open(need)
 
     def answered(self, need: Need, answer: dict[str, Any]) -> None:
@@ -645,4 +634,4 @@ def _holder() -> str:
 
     The compiler's keys are made of pickles, and a memory format is one of torch's constants that do not name a module.
     """
-    return pickle.whichmodule(torch.contiguous_format, repr(torch.contiguous_format))
+    return str(pickle.whichmodule(torch.contiguous_format, repr(torch.contiguous_format)))  # type: ignore[attr-defined]

@@ -225,8 +225,6 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
     def inside(eager: Callable[..., Any], hooked: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call without the block's own hooks if it is ``hooked``; ``eager`` is how to make it uncompiled."""
         if region.compiled is False and in_backward():
-            if beside is not None:
-                beside.computed_again()
             return eager(*args, **kwargs)
         if position <= group.latest:  # no further on than the block before: a new step begins
             new_step, group.fitted = True, None
