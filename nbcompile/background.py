@@ -14,28 +14,21 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib.util
-import json
 import os
-import pickle
 import queue
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 import weakref
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from . import cache, explain, helper, standins, startup
+from . import explain, standins, startup
 from .border import in_backward
 from .errors import NbcompileError, UsageError
+from .helperprocess import HelperError, HelperProcess
 from .parallel import this_rank
 from .plugin import TorchDynamoPlugin, backend_name
 from .regions import structure
@@ -45,19 +38,12 @@ from .variants import Circumstances, Group
 if TYPE_CHECKING:
     from .border import Region
 
-#: The helper's program: what can be imported here can be imported there.
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from nbcompile.helper import main; main(int(sys.argv[2]), *sys.argv[3:5])"
-)
 CHECKPOINTED = "it is checkpointed, and must not go over between a call and the backward pass that makes it again"
 WAITING = "its code is being compiled beside it, in a process of its own"
 #: So many calls that differ in sizes alone are sent before the first of them is done: the compiler makes its second
 #: version for any size.
 _MOST_SIZES = 2
 _MOST_HELPERS = 3
-#: A helper that has used no processor time for so long, or has taken so long for one job, is given up; seconds.
-PATIENCE, LONGEST = 120.0, 3600.0
 #: A helper without work ends after so many seconds; the next job starts another.
 _IDLE_SECONDS = 60.0
 
@@ -299,7 +285,7 @@ class Beside:
         self._done: list[Need] = []
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._process: _Process | None = None
+        self._process: HelperProcess | None = None
         self._helpers, self._stopped = 0, threading.Event()
         self._of = os.getpid()  # a process that was forked off this one has no helper
         _all.add(self)
@@ -409,7 +395,7 @@ class Beside:
 
     def _begin(self) -> None:
         self._helpers += 1
-        self._process = _Process()
+        self._process = HelperProcess()
         if self._stopped.is_set():  # meanwhile
             self._process.stop()
         self._process.receive()
@@ -428,126 +414,6 @@ class Beside:
                 return
             group, need = job
             group.answered(need, {"error": reason})
-
-
-class HelperError(NbcompileError):
-    """The helper died, hung or could not be started; the message goes on after "the helper process"."""
-
-
-class _Process:
-    """A helper, from this side."""
-
-    def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="nbcompile-helper-")
-        self._log = open(Path(self._folder, "stderr"), "w+b")  # noqa: SIM115
-        self._why, self._ended, self._busy, self._lock = "", False, False, threading.Lock()
-        self._began = time.time()
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache.cache_folder())}
-        try:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-c",
-                    _PROGRAM,
-                    json.dumps(sys.path),
-                    str(os.getpid()),
-                    self._folder,
-                    _holder(),
-                ],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                process_group=0 if os.name == "posix" else None,
-            )
-        except OSError as error:
-            self._log.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise HelperError(f"cannot be started: {error}") from error
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def ask(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a job.
-
-        Raises:
-            HelperError: there will be none.
-        """
-        self._busy = True
-        with contextlib.suppress(OSError, ValueError):  # it has died: receive says how
-            helper.write(self._stream(self._process.stdin), job)
-        answer = self.receive()
-        self._busy = False
-        return answer
-
-    def receive(self) -> dict[str, Any]:
-        """Its next message.
-
-        Raises:
-            HelperError: there will be none.
-        """
-        done = threading.Event()
-        threading.Thread(target=self._watch, args=(done,), daemon=True).start()
-        try:
-            answer = helper.read(self._stream(self._process.stdout))
-        except (OSError, ValueError):  # closed by stop
-            answer = None
-        finally:
-            done.set()
-        if answer is None:
-            raise HelperError(self._death())
-        return answer  # type: ignore[no-any-return]
-
-    def stop(self) -> None:
-        """End it, with the compilers that it has started, and remove what they left half done."""
-        with self._lock:
-            if self._ended:
-                return
-            self._ended = True
-            _kill_group(self._process.pid)
-            self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._log):
-            with contextlib.suppress(OSError):
-                self._stream(stream).close()
-        shutil.rmtree(self._folder, ignore_errors=True)
-        if self._busy:  # it was ended in the middle
-            cache.mend(self.pid, since=self._began)
-
-    def _stream(self, stream: Any) -> IO[bytes]:
-        assert stream is not None
-        return stream  # type: ignore[no-any-return]
-
-    def _watch(self, done: threading.Event) -> None:
-        """Give it up where it hangs: a process that waits for the cores still gets a little of them."""
-        began, latest, used = time.monotonic(), time.monotonic(), -1.0
-        while not done.wait(min(1.0, PATIENCE / 4)):
-            now, spent = time.monotonic(), group_seconds(self._process.pid)
-            if spent != used:
-                latest, used = now, spent
-            if now - latest > PATIENCE or now - began > LONGEST:
-                self._why = f"was given up: it hung for {min(now - latest, now - began):.0f} s"
-                _kill_group(self._process.pid)
-                return
-
-    def _death(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(10)
-        code = self._process.poll()
-        if self._why:
-            return self._why
-        lines: list[str] = []
-        with contextlib.suppress(OSError, ValueError):
-            self._log.seek(0)
-            lines = self._log.read()[-4000:].decode(errors="replace").strip().splitlines()
-        how = "ended" if code is None else f"ended with exit status {code}"
-        if code is not None and code < 0:
-            how = f"was ended by the signal {signal.Signals(-code).name}"
-            if -code == signal.SIGKILL:
-                how += " (as the system does where memory runs out)"
-        return f"{how}: {lines[-1][:300]}" if lines else how
 
 
 def check_background(plugin: TorchDynamoPlugin, *, cuda_graph: bool, guard_collectives: bool) -> None:
@@ -573,17 +439,6 @@ def check_background(plugin: TorchDynamoPlugin, *, cuda_graph: bool, guard_colle
         raise UsageError("background=True needs the package cloudpickle: pip install 'cloudpickle>=3,<4'")
 
 
-def group_seconds(group: int) -> float:
-    """Processor time of a group's processes, in ticks, and of their children that have ended; 0 where none is told."""
-    total = 0
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            values = entry.read_text().rpartition(")")[2].split()
-            if int(values[2]) == group:
-                total += sum(map(int, values[11:15]))
-    return float(total)
-
-
 _all: weakref.WeakSet[Beside] = weakref.WeakSet()
 
 
@@ -592,14 +447,6 @@ def _stop_all() -> None:
     for beside in list(_all):
         if beside._of == os.getpid():
             beside.stop()
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(OSError):  # it is gone already
-        if os.name == "posix":
-            os.killpg(pid, signal.SIGKILL)
-        else:
-            os.kill(pid, signal.SIGTERM)
 
 
 def _made_again() -> bool:
@@ -627,11 +474,3 @@ def _settings() -> list[str]:
         with contextlib.suppress(Exception):
             lines.append(module.codegen_config())
     return [line for line in lines if line]
-
-
-def _holder() -> str:
-    """The module in which pickle finds torch, and which it names in what it writes: the first that has imported it.
-
-    The compiler's keys are made of pickles, and a memory format is one of torch's constants that do not name a module.
-    """
-    return str(pickle.whichmodule(torch.contiguous_format, repr(torch.contiguous_format)))  # type: ignore[attr-defined]

@@ -37,7 +37,7 @@ def main(parent: int, folder: str, holder: str) -> None:
         os.nice(19)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # where memory runs out, the model lives on and this process does not
-    threading.Thread(target=_end_with, args=(parent, folder), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(parent, folder), daemon=True).start()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print goes to standard error
     later = _Later(holder)
@@ -214,7 +214,7 @@ def _not_kept() -> str:
 _LEAST_FREE = 100_000  # bytes
 
 
-def _end_with(parent: int, folder: str) -> None:
+def end_with_parent(parent: int, folder: str) -> None:
     """End this process, and the compilers that it has started, once its parent is gone."""
     while os.getppid() == parent:
         time.sleep(0.5)

@@ -176,7 +176,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
         raise UsageError(f"there is no file {path}") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, NotImplementedError) as error:
+    except UsageError:
+        raise
+    # What zipfile says of an archive that is damaged, encrypted or packed in another way, and what a header of another
+    # shape leads to. Whatever it is, it is the file's fault.
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, LookupError, TypeError) as error:
         raise UsageError(f"{damaged}: {error}") from error
     for name, data in parts.items():
         if hashlib.sha256(data).hexdigest() != header["checksums"][name]:

@@ -18,6 +18,7 @@ from torch import nn
 
 from . import events
 from .border import Region
+from .misses import missed
 from .variants import Circumstances, Variant
 from .variants import call as _call
 
@@ -112,7 +113,7 @@ def replay(
     Raises:
         Exception: whatever the compiler or the block raises.
     """
-    begin, missed, frames = time.perf_counter(), _misses(), events.frames_seen()
+    begin, before, frames = time.perf_counter(), missed(), events.frames_seen()
     with ambient.around():
         variant = region.group.choose(region, circumstances, ())
         known = len(variant.log.compiles)
@@ -126,7 +127,7 @@ def replay(
                 region.after_compile(variant, args, kwargs)
             _call.leave(outer)
     made = sum(done.made_graph for done in variant.log.compiles[known:])
-    return Outcome(variant, made, _misses() - missed, time.perf_counter() - begin)
+    return Outcome(variant, made, missed() - before, time.perf_counter() - begin)
 
 
 def shadow(block: nn.Module, *, to_call: bool = True) -> nn.Module:
@@ -183,8 +184,3 @@ def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple)) and depth < 4:
         for inner in value:
             yield from _tensors(inner, depth + 1)
-
-
-def _misses() -> int:
-    """How many graphs were looked for in the compiler's cache and not found. Checked on torch 2.11 and 2.13."""
-    return int(torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"])

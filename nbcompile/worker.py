@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-import signal
 import sys
 import threading
-import time
 from typing import IO, Any
+
+from .helper import end_with_parent
 
 
 def main(parent: int, folder: str) -> None:
@@ -23,7 +22,7 @@ def main(parent: int, folder: str) -> None:
     Args:
         folder: what lies there is this process's alone. The parent removes it, unless it ends first.
     """
-    threading.Thread(target=_end_with, args=(parent, folder), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(parent, folder), daemon=True).start()
     answers = _private_stdout()
     job = json.loads(sys.stdin.readline())
     try:
@@ -70,13 +69,3 @@ def _private_stdout() -> IO[str]:
 def _tell(stream: IO[str], answer: dict[str, Any]) -> None:
     stream.write(json.dumps(answer) + "\n")
     stream.flush()
-
-
-def _end_with(parent: int, folder: str) -> None:
-    """End this process, and the compilers that it has started, once its parent is gone."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        os.killpg(os.getpid(), signal.SIGKILL)
-    os._exit(1)

@@ -24,7 +24,7 @@ from torch import nn
 pytest.importorskip("cloudpickle")
 
 import nbcompile
-from nbcompile import background
+from nbcompile import background, helperprocess
 from nbcompile.background import Beside
 from nbcompile.compiler import current
 from tests.blocks import WIDTH, Block, BreakingBlock, Net, NumberedBlock
@@ -238,7 +238,7 @@ def test_a_killed_helper_is_told_and_the_model_goes_on() -> None:
 
 
 def test_a_helper_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "PATIENCE", 3.0)
+    monkeypatch.setattr(helperprocess, "PATIENCE", 3.0)
     model, x = _net(), torch.randn(4, WIDTH)
     with torch.no_grad(), pytest.warns(nbcompile.CompilationWarning, match="it hung for"):
         nbcompile.compile_regions(model, background=True)

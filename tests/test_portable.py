@@ -113,6 +113,26 @@ def test_a_damaged_file_is_one_clear_error(saved: tuple[Path, dict[str, Any]], t
         nbcompile.load_cache(tmp_path / "none")
 
 
+def test_a_file_of_another_format_is_told_as_that(tmp_path: Path) -> None:
+    file = tmp_path / "later"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("header.json", json.dumps({"format": 99}))
+    with pytest.raises(nbcompile.UsageError, match=r"has the format 99; this nbcompile reads \d"):
+        nbcompile.load_cache(file)
+
+
+def test_an_encrypted_file_is_one_clear_error(tmp_path: Path) -> None:
+    file = tmp_path / "encrypted"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("header.json", "{}")
+    data = bytearray(file.read_bytes())
+    for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        data[data.index(signature) + flags] |= 1
+    file.write_bytes(data)
+    with pytest.raises(nbcompile.UsageError, match="is damaged or cut off"):
+        nbcompile.load_cache(file)
+
+
 def test_nothing_compiled_is_nothing_to_save(tmp_path: Path) -> None:
     program = (
         "import nbcompile, sys\ntry: nbcompile.save_cache(sys.argv[1])\nexcept nbcompile.UsageError as e: print(e)"

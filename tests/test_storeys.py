@@ -36,6 +36,7 @@ STOREYS: list[set[str]] = [
     {"border"},
     {"replay"},
     {"helper"},
+    {"helperprocess"},
     {"background"},
     {"describe"},
     {"compiler"},

@@ -15,6 +15,7 @@ import pytest
 from nbconvert import HTMLExporter
 
 from nbcompile.render.mime import PLOTLY_MIME_TYPE
+from nbcompile.report import MIME_TYPE, Report
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 TUTORIALS = [path.name for path in sorted(NOTEBOOKS.glob("*.ipynb"))]
@@ -110,6 +111,32 @@ def test_your_own_model(tmp_path: Path) -> None:
     # AND a model in which nothing repeats is refused, with the way out, which the next cell takes
     assert "Use nbcompile.compile_model(model)" in text(notebook, "%%compile_regional cnn")
     assert "strategy=full" in text(notebook, "nbcompile.compile_model(cnn)")
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+def test_training(tmp_path: Path) -> None:
+    # GIVEN the tutorial WHEN it is run THEN it measures what it is about
+    assert_training_is_measured(executed("05", tmp_path))
+
+
+def test_training_as_saved() -> None:
+    # GIVEN the tutorial as it is saved THEN it has measured what it is about
+    notebook = nbformat.read(NOTEBOOKS / "05_training.ipynb", as_version=4)
+    assert_training_is_measured(notebook)
+    # AND no prose has a figure with a unit that a cell would have to have measured
+    prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    assert re.findall(r"\d[\d.,]* ?(s|ms|seconds|minutes|times|%)\b", prose) == []
+
+
+def assert_training_is_measured(notebook: Notebook) -> None:
+    """It has the first step and later ones of each way, the time to so many steps, and the losses held to eager's."""
+    reports = [Report.from_dict(o["data"][MIME_TYPE]) for o in outputs(notebook) if MIME_TYPE in o.get("data", {})]
+    report = next(report for report in reports if len(report.strategies) > 1)
+    assert all(report.strategies[name].steady_seconds for name in ("eager", "full", "regional"))
+    assert all(report.strategies[name].cold_seconds for name in ("full", "regional"))
+    assert re.search(r"^ +10000 ", text(notebook), re.MULTILINE)
+    assert "largest difference of a loss" in text(notebook)
 
 
 @pytest.mark.parametrize("name", TUTORIALS)
