@@ -117,8 +117,9 @@ def test_a_file_of_another_format_is_told_as_that(tmp_path: Path) -> None:
     file = tmp_path / "later"
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("header.json", json.dumps({"format": 99}))
-    with pytest.raises(nbcompile.UsageError, match=r"has the format 99; this nbcompile reads \d"):
+    with pytest.raises(nbcompile.UsageError, match=r"has the format 99; this nbcompile reads \d") as told:
         nbcompile.load_cache(file)
+    assert "damaged" not in str(told.value)
 
 
 def test_an_encrypted_file_is_one_clear_error(tmp_path: Path) -> None:
