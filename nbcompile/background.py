@@ -131,17 +131,19 @@ class GroupBeside:
         """Do what was put off until a step begins: at most one switch, so that no step waits for long."""
         if in_backward():
             return
+        self.due = False  # first: an answer that arrives from here on sets it again
         while not self._messages.empty():
             group = self.group()
             if group is not None:
                 group.warn(self._messages.get())
         need = next((n for n in self.needs if n.state in ("waiting", "compiled")), None)
         if need is None:
-            self.due = False
-        elif need.state == "waiting":
-            self.due = startup.ahead().step()  # what this process has to do anyway; the answer sets it again
-        else:
+            return
+        if need.state == "compiled":
             self._open(need)
+            self.due = True
+        elif startup.ahead().step():  # what this process has to do anyway
+            self.due = True
 
     def answered(self, need: Need, answer: dict[str, Any]) -> None:
         """Take the helper's answer. Called in the thread that talks to the helper."""

@@ -41,7 +41,7 @@ class HelperProcess:
     """A helper, from this side."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="nbcompile-helper-")
+        self._folder = tempfile.mkdtemp(prefix=f"nbcompile-helper-{os.getpid()}-")
         self._log = open(Path(self._folder, "stderr"), "w+b")  # noqa: SIM115
         self._why, self._ended, self._busy, self._lock = "", False, False, threading.Lock()
         self._began = time.time()

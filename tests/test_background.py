@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import warnings
@@ -83,7 +84,7 @@ def _nothing_left_behind() -> Iterator[None]:
     for beside in list(background._all):
         beside.stop()
     assert all(pid is None or _gone(pid) for pid in pids)
-    assert not list(Path(background.tempfile.gettempdir()).glob("nbcompile-helper-*"))
+    assert not list(Path(tempfile.gettempdir()).glob(f"nbcompile-helper-{os.getpid()}-*"))
 
 
 def test_the_first_step_runs_eager_and_a_later_one_compiled_with_nothing_left_to_compile() -> None:
@@ -111,6 +112,23 @@ def test_blocks_that_need_a_graph_each_get_one_each() -> None:
     needs = _beside(model).groups[0].needs
     assert len(needs) == 3
     assert sum(need.misses for need in needs) == 0
+
+
+def test_an_answer_that_arrives_while_a_step_begins_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = _net(), torch.randn(4, WIDTH)
+
+    class Ahead:
+        def step(self) -> bool:  # a step that waits for the code finds it waiting, and ready when it goes on
+            assert "ready" in _beside(model).wait(_SECONDS)
+            return False
+
+    with torch.no_grad():
+        nbcompile.compile_regions(model, background=True)
+        model(x)
+        monkeypatch.setattr(background.startup, "ahead", Ahead)
+        model(x)
+        model(x)
+    assert _compiled(model) == (3, 3)
 
 
 def test_other_sizes_run_eager_until_they_are_compiled_and_then_any_size_does() -> None:
