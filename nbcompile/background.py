@@ -19,13 +19,14 @@ import queue
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from . import explain, standins, startup
+from . import cores, explain, standins, startup
 from .border import in_backward
 from .errors import NbcompileError, UsageError
 from .helperprocess import HelperError, HelperProcess
@@ -44,6 +45,8 @@ WAITING = "its code is being compiled beside it, in a process of its own"
 #: version for any size.
 _MOST_SIZES = 2
 _MOST_HELPERS = 3
+#: Which part of the blocks leaves a core to the helper where there are two or three cores.
+_NARROW = 0.4
 #: A helper without work ends after so many seconds; the next job starts another.
 _IDLE_SECONDS = 60.0
 
@@ -88,7 +91,7 @@ class GroupBeside:
         self.group = weakref.ref(group)
         self.owner = owner
         self.number = number
-        self.due = False
+        self.due = self._begun = False
         self.needs: list[Need] = []
         self._by_key: dict[tuple[object, ...], list[Need]] = {}
         self._sources: dict[tuple[object, ...], set[str]] = {}
@@ -127,10 +130,27 @@ class GroupBeside:
         region.ran(False, WAITING if need is None or need.state != "failed" else need.reason)
         return False
 
+    def room_for_helper(self, position: int) -> contextlib.AbstractContextManager[None]:
+        """A context for an eager call of the group's block at this position, which may leave a core to the helper.
+
+        Where the model's threads keep all cores busy, a nice process gets a fiftieth of one, and a model that is called
+        without a pause would wait minutes for its code. If the helper got more by its priority, threads would wait for
+        each other at the end of every operation: a tenth of one core costs a fifth of the time. A thread less costs its
+        own work alone. So that a step takes at most about a quarter longer, only two of five blocks do without it where
+        there are two or three. The first step does not, whose time is what the user waits for.
+        """
+        group, threads = self.group(), torch.get_num_threads()
+        if not self.owner.busy or self.owner.device != "cpu" or threads < max(2, cores.usable()) or group is None:
+            return contextlib.nullcontext()
+        if not self._begun or (threads < 4 and position >= _NARROW * len(group.regions)):
+            return contextlib.nullcontext()
+        return _threads(threads - 1)
+
     def at_step(self) -> None:
         """Do what was put off until a step begins: at most one switch, so that no step waits for long."""
         if in_backward():
             return
+        self._begun = True
         self.due = False  # first: an answer that arrives from here on sets it again
         while not self._messages.empty():
             group = self.group()
@@ -276,6 +296,9 @@ class Beside:
 
     Args:
         device: the kind of device that the model is on.
+
+    Attributes:
+        busy: whether the helper is at work.
     """
 
     def __init__(self, groups: list[Group], device: torch.device | None) -> None:
@@ -289,6 +312,7 @@ class Beside:
         self._thread: threading.Thread | None = None
         self._process: HelperProcess | None = None
         self._helpers, self._stopped = 0, threading.Event()
+        self.busy = False
         self._of = os.getpid()  # a process that was forked off this one has no helper
         _all.add(self)
 
@@ -358,10 +382,13 @@ class Beside:
         try:
             while not self._stopped.is_set():
                 try:
+                    self.busy = True
                     if self._process is None and (job is not None or not self._helpers):
                         self._begin()
                     if job is None:
+                        self.busy = not self._jobs.empty()
                         job = self._jobs.get(timeout=_IDLE_SECONDS)
+                        self.busy = True
                         if job is None:
                             break
                         if self._process is None:
@@ -389,6 +416,7 @@ class Beside:
                 group.answered(need, answer)
                 job = None
         finally:
+            self.busy = False
             self._end()
             with self._lock:
                 self._thread = None
@@ -449,6 +477,17 @@ def _stop_all() -> None:
     for beside in list(_all):
         if beside._of == os.getpid():
             beside.stop()
+
+
+@contextlib.contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """Compute with so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _made_again() -> bool:

@@ -281,7 +281,8 @@ def make_border(block: nn.Module, region: Region, before: Any = None) -> Callabl
                 result = way.run(block, args, kwargs)
                 return result if put_back is None else put_back(result)
             if not beside.may_call(region, block, circumstances, args, kwargs, index_hidden=hidden):
-                return eager(*given[0], **given[1])
+                with beside.room_for_helper(position):
+                    return eager(*given[0], **given[1])
         variant = table.get(circumstances) or region.pick(circumstances, hooks)
         if variant is None:
             return eager(*given[0], **given[1])

@@ -128,6 +128,11 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
+def usable() -> int:
+    """How many cores this process may run on, which in a container are fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores()
+
+
 def _passed(before: float | None, after: float | None) -> float | None:
     return None if before is None or after is None else max(0.0, after - before)
 

@@ -171,7 +171,7 @@ def check_device() -> Check:
     return Check(
         "device",
         True,
-        f"CPU ({platform.machine()}), {_usable_cores()} cores, {torch.get_num_threads()} threads, vector instructions: "
+        f"CPU ({platform.machine()}), {cores.usable()} cores, {torch.get_num_threads()} threads, vector instructions: "
         f"{'none in use' if instructions == 'DEFAULT' else instructions}",
     )
 
@@ -343,12 +343,6 @@ def _contents(folder: Path) -> tuple[int, int, float | None]:
             size += status.st_size
             oldest = status.st_mtime if oldest is None else min(oldest, status.st_mtime)
     return files, size, oldest
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # what this process may use, which in a container is fewer than there are
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _version(package: str) -> str | None:

@@ -145,6 +145,10 @@ class Ahead:
         self.state = "under way"
         begin("inductor", torch.device("cpu"))
         yield
+        import nbcompile
+
+        nbcompile.compile_regions  # noqa: B018  (its module, with what that needs, is imported when it is asked for)
+        yield
         while _thread is not None and _thread.is_alive():
             yield
         if _thread is None:

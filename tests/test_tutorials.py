@@ -103,6 +103,23 @@ def test_generation_and_caches(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.inductor
+def test_start_fast(tmp_path: Path) -> None:
+    # GIVEN the tutorial WHEN it is run
+    notebook = executed("06", tmp_path)
+    # THEN all blocks run compiled in the end, with eager's results
+    measured = dict(re.findall(r"^(.+?)  +([\d.e+-]+)", text(notebook, "background=True"), re.MULTILINE))
+    assert float(measured["all blocks ran compiled after"]) < 300
+    assert float(measured["largest difference to eager"]) < 1e-3
+    assert "compiled in the background for" in text(notebook, "nbcompile.report(model)\n") or figures(notebook)
+    # AND starts from the kept folder and from the file are measured, and a file that is cut is refused
+    starts = dict(re.findall(r"^(.+?)  +([\d.]+) s", text(notebook, "first_call("), re.MULTILINE))
+    assert set(starts) >= {"empty cache folder", "restarted, the same folder", "empty folder, file loaded"}
+    assert float(starts["restarted, the same folder"]) < float(starts["empty cache folder"])
+    assert re.match(r"\w+Error .*(damaged|cut)", text(notebook, "cut.nbcache"))
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
 def test_your_own_model(tmp_path: Path) -> None:
     # GIVEN the tutorial WHEN it is run
     notebook = executed("07", tmp_path)

@@ -72,11 +72,9 @@ def steady(bench: Bench) -> Result:
     """SmolLM2 and MiniLM, 1x128 tokens, a forward and a training step: later calls, by turns, each way in a process.
 
     A training step is forward, loss and backward, with the model in training mode and no optimizer. What
-    regional is held against is full or accelerate, whichever is faster.
+    regional is held against is full or accelerate, whichever is faster. Others are in :func:`peers`.
     """
-    ways = ["eager", "regional", "full", "accelerate", "blocks"]
-    if workers.knows_hierarchical():
-        ways.append("hierarchical")
+    ways = ["eager", "regional", "full", "accelerate"]
     result = Result([], [])
     for name, small in (("smollm2", "tiny-llama"), ("minilm", "tiny-bert")):
         for task in ("forward", "train"):
@@ -279,7 +277,7 @@ class Part:
 
 PARTS = {
     "cold": Part(cold, 15, "SmolLM2's first forward: with start-up ahead, and with nothing ahead"),
-    "steady": Part(steady, 40, "later calls of SmolLM2 and MiniLM, forward and training step"),
+    "steady": Part(steady, 30, "later calls of SmolLM2 and MiniLM, forward and training step"),
     "depth": Part(depth, 4, "cold start of 48 layers beside 12"),
     "dispatch": Part(dispatch, 3, "what a block costs beside its kernels, against plain block.compile() and full"),
     "instrumentation": Part(instrumentation, 14, "what watching the compiler costs"),
