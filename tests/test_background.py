@@ -258,7 +258,7 @@ def test_a_helper_that_is_killed_at_any_moment_is_told_and_the_model_goes_on() -
 
 
 def test_tokens_of_generate_are_eagers_across_the_switch() -> None:
-    model = models.llama(layers=3).model.eval()
+    model = models.llama(layers=3)[0].eval()
     prompt = torch.arange(2, 9)[None]
 
     def generate() -> torch.Tensor:
