@@ -302,7 +302,7 @@ def test_two_kernels_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert (answer["same"], answer["compiled"], answer["reason"]) == (True, 3, "")
 
 
-def test_half_of_the_blocks_leave_a_core_to_the_helper(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_blocks_leave_a_core_to_the_helper(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
     class Telling(Block):
@@ -311,6 +311,7 @@ def test_half_of_the_blocks_leave_a_core_to_the_helper(monkeypatch: pytest.Monke
                 seen.append(torch.get_num_threads())
             return super().work(x)
 
+    monkeypatch.setattr(Beside, "start", lambda beside: None)
     before = torch.get_num_threads()
     try:
         for threads, cores, expected in ((2, 2, [1, 1, 2, 2]), (4, 4, [3, 3, 3, 3]), (2, 3, [2, 2, 2, 2])):
@@ -319,8 +320,6 @@ def test_half_of_the_blocks_leave_a_core_to_the_helper(monkeypatch: pytest.Monke
             model = _net(Telling, 4)
             nbcompile.compile_regions(model, background=True)
             for busy, told in ((True, expected), (False, [threads] * 4)):
-                monkeypatch.setattr(_beside(model), "ask", lambda *job: None)
-                _beside(model).stop()
                 _beside(model).busy = busy
                 _beside(model).groups[0].at_step()  # the first step is not slowed down
                 seen.clear()
@@ -461,10 +460,6 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_to_are_told(
         done = subprocess.run(
             [sys.executable, str(file), "stay"], env=environment, capture_output=True, text=True, timeout=300
         )
-        if options == "ro":  # refused before anything was touched
-            assert "UsageError: the compiler's cache folder" in done.stderr
-            assert any(word in done.stderr.splitlines()[-1] for word in words)
-            return
         answer = json.loads(done.stdout.splitlines()[-1])
         assert (answer["same"], answer["compiled"]) == (True, 0)
         assert any(word in answer["reason"] for word in words)
