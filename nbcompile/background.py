@@ -47,6 +47,8 @@ _MOST_SIZES = 2
 _MOST_HELPERS = 3
 #: Which part of the blocks leaves a core to the helper where there are two or three cores.
 _NARROW = 0.4
+#: Steps are short below so many seconds. Of so many of them, so many are rest.
+_SHORT_STEP, _BETWEEN_RESTS, _REST = 0.1, 0.12, 0.03
 #: A helper without work ends after so many seconds; the next job starts another.
 _IDLE_SECONDS = 60.0
 
@@ -91,7 +93,8 @@ class GroupBeside:
         self.group = weakref.ref(group)
         self.owner = owner
         self.number = number
-        self.due = self._begun = False
+        self.due = self._begun = self._short = False
+        self._latest, self._stepped = -1, 0.0
         self.needs: list[Need] = []
         self._by_key: dict[tuple[object, ...], list[Need]] = {}
         self._sources: dict[tuple[object, ...], set[str]] = {}
@@ -137,12 +140,20 @@ class GroupBeside:
         without a pause would wait minutes for its code. If the helper got more by its priority, threads would wait for
         each other at the end of every operation: a tenth of one core costs a fifth of the time. A thread less costs its
         own work alone. So that a step takes at most about a quarter longer, only two of five blocks do without it where
-        there are two or three. The first step does not, whose time is what the user waits for.
+        there are two or three. In short steps that is no help, for threads without work keep a core for a while before
+        they sleep; there, a step now and then begins with a rest. The first step does neither, whose time is what the
+        user waits for.
         """
         group, threads = self.group(), torch.get_num_threads()
         if not self.owner.busy or self.owner.device != "cpu" or threads < max(2, cores.usable()) or group is None:
             return contextlib.nullcontext()
-        if not self._begun or (threads < 4 and position >= _NARROW * len(group.regions)):
+        if position <= self._latest:  # a new step
+            now = time.monotonic()
+            self._short, self._stepped = now - self._stepped < _SHORT_STEP, now
+            if self._begun and self._short:
+                self.owner.rest()
+        self._latest = position
+        if not self._begun or self._short or (threads < 4 and position >= _NARROW * len(group.regions)):
             return contextlib.nullcontext()
         return _threads(threads - 1)
 
@@ -312,7 +323,7 @@ class Beside:
         self._thread: threading.Thread | None = None
         self._process: HelperProcess | None = None
         self._helpers, self._stopped = 0, threading.Event()
-        self.busy = False
+        self.busy, self._rested = False, 0.0
         self._of = os.getpid()  # a process that was forked off this one has no helper
         _all.add(self)
 
@@ -359,6 +370,12 @@ class Beside:
         while any(n.state == "waiting" for g in self.groups for n in list(g.needs)) and time.monotonic() < end:
             time.sleep(0.02)
         return self.state
+
+    def rest(self) -> None:
+        """Let the helper have all cores for a moment, if it has not had them for a while."""
+        if time.monotonic() - self._rested > _BETWEEN_RESTS:
+            time.sleep(_REST)
+            self._rested = time.monotonic()
 
     def stop(self) -> None:
         """End the helper, and all that it has started. Twice does no harm."""

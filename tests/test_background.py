@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -291,6 +292,27 @@ def test_an_adapter_that_is_put_in_meanwhile_takes_part() -> None:
         with nbcompile.eager(model):
             expected = model(x)
         _step_until_compiled(model, lambda: model(x), expected)
+
+
+def test_short_steps_rest_so_that_the_helper_gets_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Beside, "start", lambda beside: None)
+    monkeypatch.setattr(background.cores, "usable", torch.get_num_threads)
+    if torch.get_num_threads() < 2:
+        pytest.skip("with one thread no core is kept busy by threads that wait")
+    rests: list[float] = []
+    clock = SimpleNamespace(monotonic=time.monotonic, perf_counter=time.perf_counter, sleep=rests.append)
+    monkeypatch.setattr(background, "time", clock)
+    model, x = _net(), torch.ones(2, WIDTH)
+    nbcompile.compile_regions(model, background=True)
+    with torch.no_grad():
+        model(x)
+        _beside(model).busy = True
+        for _ in range(3):
+            model(x)
+        assert rests == [background._REST]  # not at each step
+        _beside(model).busy = False
+        model(x)
+        assert len(rests) == 1
 
 
 def test_two_kernels_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

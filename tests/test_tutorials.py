@@ -110,7 +110,9 @@ def test_start_fast(tmp_path: Path) -> None:
     measured = dict(re.findall(r"^(.+?)  +([\d.e+-]+)", text(notebook, "background=True"), re.MULTILINE))
     assert float(measured["all blocks ran compiled after"]) < 300
     assert float(measured["largest difference to eager"]) < 1e-3
-    assert "compiled in the background for" in text(notebook, "nbcompile.report(model)\n") or figures(notebook)
+    assert any(
+        "compiled in the background for" in str(output) for output in outputs(notebook, "nbcompile.report(model)")
+    )
     # AND starts from the kept folder and from the file are measured, and a file that is cut is refused
     starts = dict(re.findall(r"^(.+?)  +([\d.]+) s", text(notebook, "first_call("), re.MULTILINE))
     assert set(starts) >= {"empty cache folder", "restarted, the same folder", "empty folder, file loaded"}
