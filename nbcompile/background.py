@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from . import cores, explain, standins, startup
+from . import cache, cores, explain, remembered, standins, startup, warmup
 from .border import in_backward
 from .errors import NbcompileError, UsageError
-from .helperprocess import HelperError, HelperProcess
+from .helperprocess import HelperError, HelperProcess, StandingBy
 from .parallel import this_rank
 from .plugin import TorchDynamoPlugin, backend_name
 from .regions import structure
@@ -62,6 +62,9 @@ class Need:
         values: by source what the representative block held, as far as it is known to matter.
         stall: seconds that the switch took, in which the user's step waited.
         misses: how many graphs had to be compiled at the switch after all.
+        free: whether only the compiler's own entry can tell if the code fits a call.
+        place: where it is remembered for other processes that its code has been compiled.
+        remembered: whether an earlier process has left word there.
     """
 
     block: str
@@ -80,6 +83,8 @@ class Need:
     stall: float = 0.0
     misses: int = 0
     free: bool = False
+    place: remembered.Place | None = None
+    remembered: bool = False
 
 
 class GroupBeside:
@@ -185,10 +190,18 @@ class GroupBeside:
             self._messages.put(f"could not be compiled in the background and runs eager: {answer['error']}")
         else:
             # calls that have no direct way to their code: whether it fits, only the compiler's own entry can tell
-            need.free = not answer["compiles"] and not answer["direct"]
-            self._sources.setdefault(need.key, set()).update(answer["guarded"])
-            need.state = "compiled"
+            known = remembered.Known(sorted(answer["guarded"]), not answer["compiles"] and not answer["direct"])
+            self._take(need, known)
+            block = need.holder()
+            if need.place is not None and block is not None:
+                need.place.note(block, known)
         self.due = True
+
+    def _take(self, need: Need, known: remembered.Known) -> None:
+        """Take note that the code is in the cache."""
+        need.free = known.free
+        self._sources.setdefault(need.key, set()).update(known.sources)
+        need.state = "compiled"
 
     def told(self) -> list[str]:
         """Lines for the report."""
@@ -196,14 +209,20 @@ class GroupBeside:
         path = (group.path if group is not None else "") or "the model"
         open_, waiting = ([n for n in self.needs if n.state in s] for s in (("open",), ("waiting", "compiled")))
         lines = []
-        if open_:
-            stall, longest = max(n.stall for n in open_), max(n.seconds for n in open_)
-            misses = sum(n.misses for n in open_)
+        for before in (True, False):
+            some = [n for n in open_ if n.remembered is before]
+            if not some:
+                continue
+            number, stall, misses = len(some), max(n.stall for n in some), sum(n.misses for n in some)
             lines.append(
-                f"{path}: compiled in the background for {len(open_)} kind(s) of call, in {longest:.1f} s; the switch "
-                f"took {stall:.2f} s of a step"
-                + (f"; {misses} graph(s) were not found in the cache and compiled at the switch" if misses else "")
+                f"{path}: {number} kind(s) of call had been compiled in the background by an earlier process"
+                if before
+                else f"{path}: compiled in the background for {number} kind(s) of call, in "
+                f"{max(n.seconds for n in some):.1f} s"
             )
+            lines[-1] += f"; the switch took {stall:.2f} s of a step"
+            if misses:
+                lines[-1] += f"; {misses} graph(s) were not found in the cache and compiled at the switch"
         if waiting:
             lines.append(f"{path}: {len(waiting)} kind(s) of call run eager, {WAITING}")
         lines += dict.fromkeys(f"{path}: {n.reason}" for n in self.needs if n.state == "failed")
@@ -262,7 +281,20 @@ class GroupBeside:
             group.warn(f"runs eager: {need.reason}. compile_regions without background=True compiles it")
         else:
             self.due = True
-            self.owner.ask(self, need)
+            earlier = [n.key for n in self.needs if n.loose == loose and n.state in ("compiled", "open")]
+            need.place = remembered.Place(
+                group.class_name,
+                block,
+                group.plugin.options,
+                circumstances._replace(code=0),
+                *(ambient, index_hidden, standins.signature(args, kwargs), repr(group.plugin), earlier),
+            )
+            known = need.place.find(block)
+            if known is not None:
+                need.remembered = True
+                self._take(need, known)
+            else:
+                self.owner.ask(self, need)
         return need
 
     def _open(self, need: Need) -> None:
@@ -345,8 +377,13 @@ class Beside:
         process = self._process
         return None if process is None else process.pid
 
-    def start(self) -> None:
-        """Start the helper before there is work: it takes seconds to be ready."""
+    def prepare(self) -> None:
+        """Start the helper before there is work, as it takes seconds to be ready; not where there may be none."""
+        groups = (beside.group() for beside in self.groups)
+        if not remembered.anything_of({group.class_name for group in groups if group is not None}):
+            self._start()
+
+    def _start(self) -> None:
         with self._lock:
             if self._stopped.is_set() or (self._thread is not None and self._thread.is_alive()):
                 return
@@ -356,7 +393,7 @@ class Beside:
     def ask(self, group: GroupBeside, need: Need) -> None:
         """Send a job."""
         self._jobs.put((group, need))
-        self.start()
+        self._start()
 
     def wait(self, timeout: float = 600.0) -> str:
         """Wait until nothing is waiting for the helper any more; :attr:`state` then.
@@ -438,16 +475,35 @@ class Beside:
             with self._lock:
                 self._thread = None
             if not self._stopped.is_set() and not self._jobs.empty():
-                self.start()
+                self._start()
 
     def _begin(self) -> None:
         self._helpers += 1
-        self._process = HelperProcess()
+        standing_by = self._standing_by()
+        if standing_by is not None:
+            with contextlib.suppress(HelperError):  # it has ended just now
+                self._receive_first(HelperProcess(standing_by))
+                return
+            self._end()
+        self._receive_first(HelperProcess())
+
+    def _standing_by(self) -> StandingBy | None:
+        """The process of the start-up ahead of time; it is waited for, as another would do the same beside it."""
+        begun = warmup.latest()
+        if begun is None or begun.folder != cache.cache_folder():
+            return None
+        while begun.state == "running":
+            if self._stopped.wait(0.05):
+                return None
+        return begun.take_over()
+
+    def _receive_first(self, process: HelperProcess) -> None:
+        self._process = process
         if self._stopped.is_set():  # meanwhile
-            self._process.stop()
-        self._process.receive()
+            process.stop()
+        process.receive()
         for need in self._done:  # the compiler goes by what it has seen before; all of it is in the cache
-            self._process.ask(need.job)
+            process.ask(need.job)
 
     def _end(self) -> None:
         process, self._process = self._process, None

@@ -124,7 +124,7 @@ def is_cut_short(error: BaseException | None) -> bool:
 #: What the compiler makes in its cache folder; a folder may hold other things, too, which are nobody's here to remove.
 _MADE = re.compile(
     r"[0-9a-z]{2}|\.?triton|fxgraph|aotautograd|cache|locks|dynamo|bundled_autotune|precompiled_headers|pgo|aot_compiled"
-    r"|nbcompile-compiled|nbcompile-start-up\.json(\.\d+)?|\.\d+\.\d+\.tmp"
+    r"|nbcompile-(compiled|background)|nbcompile-start-up\.json(\.\d+)?|\.\d+\.\d+\.tmp"
 )
 
 

@@ -256,7 +256,7 @@ def compile_regions(
     )
     adopt(inside, compilation)
     if compilation.beside is not None:
-        compilation.beside.start()
+        compilation.beside.prepare()
     return model
 
 

@@ -1,7 +1,8 @@
 """The process that compiles for a kernel, from its own side; :mod:`nbcompile.background` starts it and talks to it.
 
 It reads jobs from standard input and answers each on standard output, both pickled, with their length in front. It is
-nice, opens nothing, and ends when its input does or its parent is gone, with every compiler that it has started.
+nice, opens nothing, and ends when its input does or its parent is gone, with every compiler that it has started. It is
+a process of its own from the start, or what the one of :mod:`nbcompile.primer` goes on as.
 """
 
 from __future__ import annotations
@@ -40,11 +41,8 @@ def main(parent: int, folder: str, holder: str) -> None:
     threading.Thread(target=end_with_parent, args=(parent, folder), daemon=True).start()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print goes to standard error
-    later = _Later(holder)
-    if holder not in sys.modules and holder.partition(".")[0] != "torch":
-        sys.modules[holder] = later  # before torch is there
+    _put_first(holder)
     _prepare(folder)
-    later.__dict__["torch"] = sys.modules["torch"]
     write(answers, {"ready": True})
     compiled = _Compiled()
     while (job := read(sys.stdin.buffer)) is not None:
@@ -85,6 +83,21 @@ class _Later(types.ModuleType):
         if parent:
             setattr(sys.modules[parent], own, module)
         return module
+
+
+def _put_first(holder: str) -> None:
+    """Make a module the first one of this process that has torch, whether torch has been imported before or not."""
+    if holder.partition(".")[0] == "torch":
+        return
+    later = None
+    if holder not in sys.modules:
+        later = sys.modules[holder] = _Later(holder)
+    for name in [name for name in sys.modules if name != holder]:
+        sys.modules[name] = sys.modules.pop(name)  # to the end of the dictionary, which keeps its order
+    import torch
+
+    if later is not None:
+        later.__dict__["torch"] = torch
 
 
 def write(stream: IO[bytes], message: Any) -> None:

@@ -33,31 +33,38 @@ _PROGRAM = (
 PATIENCE, LONGEST = 120.0, 3600.0
 
 
+#: A process that :mod:`nbcompile.warmup` has handed over, and what its standard error goes to.
+StandingBy = tuple["subprocess.Popen[bytes]", IO[bytes]]
+
+
 class HelperError(NbcompileError):
     """The helper died, hung or could not be started; the message goes on after "the helper process"."""
 
 
 class HelperProcess:
-    """A helper, from this side."""
+    """A helper, from this side.
 
-    def __init__(self) -> None:
+    Args:
+        standing_by: a process that is told to go on as one; else one is started.
+
+    Raises:
+        HelperError: none can be started.
+    """
+
+    def __init__(self, standing_by: StandingBy | None = None) -> None:
         self._folder = tempfile.mkdtemp(prefix=f"nbcompile-helper-{os.getpid()}-")
-        self._log = open(Path(self._folder, "stderr"), "w+b")  # noqa: SIM115
         self._why, self._ended, self._busy, self._lock = "", False, False, threading.Lock()
         self._began = time.time()
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache.cache_folder())}
+        arguments = [json.dumps(sys.path), str(os.getpid()), self._folder, _holder()]
+        if standing_by is not None:
+            self._process, self._log = standing_by
+            self._hand_over({"program": _PROGRAM, "arguments": arguments, "environment": environment})
+            return
+        self._log = open(Path(self._folder, "stderr"), "w+b")  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-c",
-                    _PROGRAM,
-                    json.dumps(sys.path),
-                    str(os.getpid()),
-                    self._folder,
-                    _holder(),
-                ],
+                [sys.executable, "-P", "-c", _PROGRAM, *arguments],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -68,6 +75,17 @@ class HelperProcess:
             self._log.close()
             shutil.rmtree(self._folder, ignore_errors=True)
             raise HelperError(f"cannot be started: {error}") from error
+
+    def _hand_over(self, told: dict[str, Any]) -> None:
+        """Have a process that stands by go on as the helper."""
+        try:
+            directory = os.getcwd()
+        except OSError:  # it has been removed
+            directory = os.sep
+        stream = self._stream(self._process.stdin)
+        with contextlib.suppress(OSError, ValueError):  # it has ended just now: receive says so
+            stream.write(json.dumps({**told, "directory": directory}).encode() + b"\n")
+            stream.flush()
 
     @property
     def pid(self) -> int:

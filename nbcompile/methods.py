@@ -69,6 +69,16 @@ class Methods:
         self.version = len(self._versions) - 1
 
 
+def code_of(block: nn.Module) -> list[object]:
+    """What the methods of a block's modules do, in terms that are the same in every process."""
+    kinds = dict.fromkeys(base for module in block.modules() for base in type(module).__mro__)
+    return [
+        (f"{kind.__module__}.{kind.__qualname__}", name, _fingerprint(inspect.unwrap(method).__code__))
+        for kind in kinds
+        for name, method in _methods(kind).items()
+    ]
+
+
 def _methods(kind: type) -> dict[str, types.FunctionType]:
     """A class's own methods; of torch's classes ``forward`` alone, which some exchange."""
     foreign = kind.__module__.partition(".")[0] == "torch"
@@ -81,5 +91,11 @@ def _methods(kind: type) -> dict[str, types.FunctionType]:
 
 def _fingerprint(code: types.CodeType) -> object:
     """What a function does, whatever lines it stands on: a file that is saved moves them."""
-    constants = [_fingerprint(value) if isinstance(value, types.CodeType) else repr(value) for value in code.co_consts]
-    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount, tuple(constants)
+    constants = tuple(_constant(value) for value in code.co_consts)
+    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount, constants
+
+
+def _constant(value: object) -> object:
+    if isinstance(value, types.CodeType):
+        return _fingerprint(value)
+    return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)  # whose order is by chance

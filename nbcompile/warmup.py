@@ -6,8 +6,11 @@ the compiler's folders or in the system's memory, so another process can do it b
 
 That process must not be felt. It is nice, computes with one thread, and stays in the kernel's session: Linux shares the
 cores among sessions first, and a nice process in another session takes half of a core all the same. It has a process
-group of its own, so that a notebook's interrupt does not reach it. It opens nothing, is told nothing of the user's, and
-ends by itself: when it is done, when its parent is gone, or after some minutes.
+group of its own, so that a notebook's interrupt does not reach it. It opens nothing, and ends by itself: two minutes
+after it is done, after five in all, or when its parent is gone.
+
+For these two minutes it stands by: whoever compiles in the background meanwhile is spared starting a process that does
+the same again, see :meth:`WarmUp.take_over`. Until then it is told nothing of the user's.
 
 What it compiles is in :mod:`nbcompile.primer`.
 """
@@ -21,11 +24,13 @@ import importlib.metadata
 import json
 import os
 import platform
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import IO
@@ -34,6 +39,11 @@ from . import primer
 
 #: Set to ``0``, it keeps ``%load_ext nbcompile`` from starting anything.
 SWITCH = "NBCOMPILE_WARM_UP"
+#: So many seconds it stands by when it is done.
+STAND_BY = 120.0
+#: How the names of environment variables begin that are read when torch and its compiler are imported.
+_READ_AT_IMPORT = ("TORCH", "PYTORCH", "TRITON", "CUDA", "OMP_", "MKL_", "KMP_", "GOMP_", "LD_", "PYTHON", "ATEN_")
+_READ_AT_FIRST_USE = ("CXX", "CC", "CPATH", "PATH", "TMPDIR", "HOME")
 
 _latest: WarmUp | None = None
 
@@ -50,18 +60,22 @@ class WarmUp:
         self._process, self._log = process, log
         self._began = time.monotonic()
         self._took: float | None = None
+        self._environment = _read_by_torch()
+        self._lock = threading.Lock()
 
     @property
     def state(self) -> str:
         """``"running"``, ``"done"``, ``"failed"``, or ``"not needed"``: this folder has had it since the last boot."""
-        if self._process is None:
-            return "not needed"
-        code = self._process.poll()
-        if code is None:
-            return "running"
-        if self._took is None:
-            self._took = time.monotonic() - self._began
-        return "done" if code == 0 else "failed"
+        with self._lock:
+            if self._took is not None:
+                return "done"
+            if self._process is None:
+                return "not needed"
+            code = self._process.poll()
+            if self._says_done():
+                self._took = time.monotonic() - self._began
+                return "done"
+            return "running" if code is None else "failed"
 
     @property
     def reason(self) -> str:
@@ -76,10 +90,34 @@ class WarmUp:
 
     def wait(self, timeout: float | None = None) -> str:
         """Wait until it has ended, for so many seconds at most; the state then."""
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout)
+        end = None if timeout is None else time.monotonic() + timeout
+        while self.state == "running" and (end is None or time.monotonic() < end):
+            time.sleep(0.02)
         return self.state
+
+    def take_over(self) -> tuple[subprocess.Popen[bytes], IO[bytes]] | None:
+        """Its process, and what its standard error goes to, which are the caller's from then on.
+
+        Returns:
+            ``None`` unless it stands by, and was started with the settings that this process has in its environment.
+        """
+        if self.state != "done" or self._environment != _read_by_torch():
+            return None
+        with self._lock:
+            process, log = self._process, self._log
+            if process is None or log is None or process.poll() is not None:
+                return None
+            self._process = self._log = None
+        return process, log
+
+    def _says_done(self) -> bool:
+        assert self._process is not None
+        if os.name != "posix":  # where there is no other way to ask than to wait for its end
+            return self._process.poll() == 0
+        pipe = self._process.stdout
+        if pipe is None or pipe.closed or not select.select([pipe], [], [], 0)[0]:
+            return False
+        return os.read(pipe.fileno(), len(primer.DONE)) == primer.DONE
 
     def stop(self) -> None:
         """End it, and the compilers that it has started."""
@@ -97,7 +135,9 @@ class WarmUp:
             case "running":
                 return f"running for {time.monotonic() - self._began:.0f} s"
             case "done":
-                return f"done, by a process of its own, in at most {self._took:.0f} s"
+                standing_by = self._process is not None and self._process.poll() is None
+                more = ", which stands by for work in the background" if standing_by else ""
+                return f"done, by a process of its own, in at most {self._took:.0f} s{more}"
             case "failed":
                 return f"failed: {self.reason}; the first compile does it itself, and tells more"
             case _:
@@ -138,6 +178,18 @@ def warm_up(*, wait: bool = False) -> WarmUp:
     return _latest
 
 
+def _read_by_torch() -> dict[str, str]:
+    """What of the environment torch and its compiler have read for good once they have compiled something.
+
+    The cache folder is left out: torch itself writes it there.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if (name.startswith(_READ_AT_IMPORT) or name in _READ_AT_FIRST_USE) and name != "TORCHINDUCTOR_CACHE_DIR"
+    }
+
+
 def latest() -> WarmUp | None:
     """The start-up that this process has begun, ``None`` if it has begun none."""
     return _latest
@@ -160,12 +212,12 @@ def _begin(folder: Path) -> WarmUp:
         "MKL_NUM_THREADS": "1",
     }
     log = tempfile.TemporaryFile()  # noqa: SIM115  (read when it has ended)
-    command = [sys.executable, "-P", primer.__file__, key, str(os.getpid())]
+    command = [sys.executable, "-P", primer.__file__, key, str(os.getpid()), str(STAND_BY if os.name == "posix" else 0)]
     process = subprocess.Popen(
         command,
         env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         stderr=log,
         process_group=0 if os.name == "posix" else None,
     )

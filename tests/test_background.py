@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from torch import nn
 pytest.importorskip("cloudpickle")
 
 import nbcompile
-from nbcompile import background, helperprocess
+from nbcompile import background, helperprocess, remembered, warmup
 from nbcompile.background import Beside
 from nbcompile.compiler import current
 from tests import models
@@ -80,7 +81,10 @@ def _gone(pid: int) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left_behind() -> Iterator[None]:
+def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In this process nothing is remembered of other tests, whose blocks are the same."""
+    monkeypatch.setattr(remembered, "anything_of", lambda class_names: False)
+    monkeypatch.setattr(remembered.Place, "find", lambda self, block: None)
     yield
     pids = [beside.pid for beside in list(background._all)]
     for beside in list(background._all):
@@ -315,8 +319,7 @@ def test_short_steps_rest_so_that_the_helper_gets_a_core(monkeypatch: pytest.Mon
         assert len(rests) == 1
 
 
-def test_two_kernels_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+def test_two_kernels_share_a_folder(tmp_path: Path) -> None:
     with _program(tmp_path, "stay") as one, _program(tmp_path, "stay") as other:
         for process in (one, other):
             out, _ = process.communicate(timeout=500)
@@ -439,20 +442,112 @@ with torch.no_grad():
     same = torch.allclose(model(x), expected)
 group = nbcompile.report(model).groups[0]
 need = beside.groups[0].needs[0]
-print(json.dumps({"same": same, "compiled": group.compiled, "misses": need.misses, "reason": need.reason}))
+print(json.dumps({"same": same, "compiled": group.compiled, "misses": need.misses, "reason": need.reason,
+                  "helpers": beside._helpers, "told": beside.told()}))
 """
 
 
-def _program(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+def _program(tmp_path: Path, *arguments: str, source: str = _NOTEBOOK) -> subprocess.Popen[str]:
+    """A kernel's program with a cache folder that it shares with all programs of this path."""
     file = tmp_path / "notebook.py"
-    file.write_text(textwrap.dedent(_NOTEBOOK))
-    return subprocess.Popen([sys.executable, str(file), *arguments], stdout=subprocess.PIPE, text=True)
+    file.write_text(textwrap.dedent(source))
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, str(file), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
-def test_classes_of_the_main_module_are_compiled(tmp_path: Path) -> None:
-    with _program(tmp_path, "stay") as process:
+def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
+    with process:
         out, _ = process.communicate(timeout=300)
-    assert json.loads(out.splitlines()[-1]) == {"same": True, "compiled": 3, "misses": 0, "reason": ""}
+    return json.loads(out.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def test_classes_of_the_main_module_are_compiled_and_a_restarted_kernel_needs_no_helper(tmp_path: Path) -> None:
+    # GIVEN a kernel in which a cell's classes were compiled in the background
+    first = _answer(_program(tmp_path, "stay"))
+    told = first.pop("told")
+    assert first == {"same": True, "compiled": 3, "misses": 0, "reason": "", "helpers": 1}
+    assert "compiled in the background for 1 kind(s) of call, in" in told[0]
+    # WHEN the same is done in a kernel after it THEN the code is found, and no helper is started
+    again = _answer(_program(tmp_path, "stay"))
+    told = again.pop("told")
+    assert again == {"same": True, "compiled": 3, "misses": 0, "reason": "", "helpers": 0}
+    assert "by an earlier process" in told[0]
+    # AND other code of the class is compiled by a helper as before
+    other = _answer(_program(tmp_path, "stay", source=_NOTEBOOK.replace("self.fc(x)) + x", "self.fc(x)) - x")))
+    assert (other["same"], other["compiled"], other["misses"], other["helpers"]) == (True, 3, 0, 1)
+    # AND where the code is gone but word of it is left, the switch compiles it, and that is told
+    for folder in ("fxgraph", "aotautograd"):
+        shutil.rmtree(tmp_path / "cache" / folder)
+    gone = _answer(_program(tmp_path, "stay"))
+    assert (gone["same"], gone["compiled"], gone["misses"] > 0, gone["helpers"]) == (True, 3, True, 0)
+    assert "not found in the cache and compiled at the switch" in gone["told"][0]
+
+
+@pytest.mark.parametrize("content", ["", "[", "7", '[{"sources": 3}]', "[[]]", '{"a": 1}', "null"])
+def test_damaged_word_of_an_earlier_process_is_no_word(content: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    block = Block(0)
+    place = remembered.Place("Block", block, None, "rest")
+    known = remembered.Known(["block.training"], False)
+    place.note(block, known)
+    assert place.find(block) == known
+    assert remembered.anything_of(["Block"])
+    assert remembered.Place("Block", block, None, "other").find(block) is None
+    block.eval()
+    assert place.find(block) is None
+    place._file.write_text(content)
+    assert place.find(block) is None
+    place.note(block, known)
+    assert place.find(block) == known
+
+
+def test_a_start_up_that_stands_by_goes_on_as_the_helper(tmp_path: Path) -> None:
+    # GIVEN a program whose start-up is done, and whose first module with torch is its own
+    (tmp_path / "first.py").write_text("import torch\n")
+    source = f"""\
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import first
+import nbcompile
+begun = nbcompile.warm_up(wait=True)
+pid = begun._process.pid
+assert "stands by" in str(begun), begun
+{_NOTEBOOK}
+assert beside.pid == pid and "stands by" not in str(begun)
+begun.stop()
+assert beside.pid == pid
+"""
+    # WHEN it compiles in the background THEN that process does it, and the code is found
+    answer = _answer(_program(tmp_path, "stay", source=source))
+    assert (answer["same"], answer["compiled"], answer["misses"], answer["helpers"]) == (True, 3, 0, 1)
+
+
+@pytest.mark.parametrize("why", ["other settings", "it has ended"])
+def test_a_start_up_that_cannot_go_on_is_left_alone(why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a start-up that has ended since, or began with other settings in the environment
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(warmup, "_latest", None)
+    monkeypatch.setattr(warmup, "STAND_BY", 1.0 if why == "it has ended" else 60.0)
+    begun = nbcompile.warm_up()
+    assert begun.wait(120) == "done"
+    assert begun._process is not None
+    if why == "it has ended":
+        assert begun._process.wait(20) == 0
+        assert "stands by" not in str(begun)
+    else:
+        monkeypatch.setenv("TORCH_LOGS", "-dynamo")
+    pid = begun._process.pid
+    # WHEN something is compiled in the background THEN that has a helper of its own
+    model, x = _net(), torch.randn(4, WIDTH)
+    with torch.no_grad():
+        expected = model(x)
+        nbcompile.compile_regions(model, background=True)
+        _step_until_compiled(model, lambda: model(x), expected)
+    assert _beside(model).pid not in (None, pid)
+    begun.stop()
+    assert _gone(pid)
 
 
 def test_a_kernel_that_dies_leaves_no_helper(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ STOREYS: list[set[str]] = [
     {"cache", "estimate", "ongoing", "space"},
     {"progress"},
     {"explain", "measure"},
-    {"misses", "standins"},
+    {"misses", "standins", "warmup"},
     {"breaks", "causes", "fastpath", "methods", "nested"},
-    {"standing"},
+    {"remembered", "standing"},
     {"graphs"},
     {"events"},
     # reads what transformers defines once the user has loaded it; knows nothing of this package
@@ -42,7 +42,7 @@ STOREYS: list[set[str]] = [
     {"compiler"},
     {"check"},
     {"dispatch"},
-    {"compare", "warmup", "cells", "processes", "portable", "ranks", "rounds"},
+    {"compare", "cells", "processes", "portable", "ranks", "rounds"},
     {"worker", "cellrun"},
     {"tune", "sweep"},
     # what other libraries are given of this package
