@@ -21,7 +21,12 @@ import tempfile
 import threading
 import time
 import types
+from pathlib import Path
 from typing import IO, Any
+
+#: How a helper's folder of temporary files is called; the number of the process that it works for comes next.
+FOLDER = "nbcompile-helper-"
+_LEFT_BEHIND_SECONDS = 3600.0
 
 _LENGTH = struct.Struct("!Q")
 
@@ -235,3 +240,22 @@ def end_with_parent(parent: int, folder: str) -> None:
     with contextlib.suppress(OSError):
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)
+
+
+def remove_left_behind() -> int:
+    """Remove the folders of helpers that were killed together with the process they worked for; how many there were.
+
+    Only folders of this user that have not been touched for an hour count: a process with a number that is not known
+    here may run in another container.
+    """
+    removed = 0
+    if not Path("/proc/self").exists():
+        return 0  # a system that does not tell which processes there are
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*-*"):
+        with contextlib.suppress(OSError, ValueError):
+            kernel, about = int(folder.name.removeprefix(FOLDER).partition("-")[0]), folder.lstat()
+            own = not hasattr(os, "getuid") or about.st_uid == os.getuid()
+            if own and time.time() - about.st_mtime > _LEFT_BEHIND_SECONDS and not Path(f"/proc/{kernel}").exists():
+                shutil.rmtree(folder)
+                removed += 1
+    return removed

@@ -52,7 +52,8 @@ class HelperProcess:
     """
 
     def __init__(self, standing_by: StandingBy | None = None) -> None:
-        self._folder = tempfile.mkdtemp(prefix=f"nbcompile-helper-{os.getpid()}-")
+        helper.remove_left_behind()
+        self._folder = tempfile.mkdtemp(prefix=f"{helper.FOLDER}{os.getpid()}-")
         self._why, self._ended, self._busy, self._lock = "", False, False, threading.Lock()
         self._began = time.time()
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache.cache_folder())}

@@ -34,8 +34,8 @@ from .plugin import Backend, TorchDynamoPlugin, backend_name
 from .regions import structure
 
 if TYPE_CHECKING:
-    from .background import GroupBeside
     from .border import Region
+    from .waiting import GroupBeside
 
 _serial = itertools.count(1)
 

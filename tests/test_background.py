@@ -27,7 +27,7 @@ from torch import nn
 pytest.importorskip("cloudpickle")
 
 import nbcompile
-from nbcompile import background, helperprocess, remembered, warmup
+from nbcompile import background, helper, helperprocess, remembered, waiting, warmup
 from nbcompile.background import Beside
 from nbcompile.compiler import current
 from tests import models
@@ -100,7 +100,7 @@ def test_the_first_step_runs_eager_and_a_later_one_compiled_with_nothing_left_to
         assert nbcompile.compile_regions(model, background=True) is model
         torch.testing.assert_close(model(x), expected)
         assert _compiled(model) == (0, 3)
-        assert background.WAITING in (nbcompile.report(model).groups[0].eager_reason or "")
+        assert waiting.WAITING in (nbcompile.report(model).groups[0].eager_reason or "")
         _step_until_compiled(model, lambda: model(x), expected)
     (need,) = _beside(model).groups[0].needs
     assert (need.state, need.misses) == ("open", 0)
@@ -131,7 +131,7 @@ def test_an_answer_that_arrives_while_a_step_begins_is_not_lost(monkeypatch: pyt
     with torch.no_grad():
         nbcompile.compile_regions(model, background=True)
         model(x)
-        monkeypatch.setattr(background.startup, "ahead", Ahead)
+        monkeypatch.setattr(waiting.startup, "ahead", Ahead)
         model(x)
         model(x)
     assert _compiled(model) == (3, 3)
@@ -201,7 +201,7 @@ def test_gradients_under_checkpointing_are_eagers_and_nothing_switches() -> None
             torch.testing.assert_close(one, other)
     (group,) = nbcompile.report(model).groups
     assert (group.compiled, group.eager) == (0, 3)
-    assert background.CHECKPOINTED in group.eager_reason
+    assert waiting.CHECKPOINTED in group.eager_reason
 
 
 def test_what_the_block_does_to_itself_is_not_done_twice() -> None:
@@ -299,8 +299,8 @@ def test_an_adapter_that_is_put_in_meanwhile_takes_part() -> None:
 
 
 def test_short_steps_rest_so_that_the_helper_gets_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Beside, "start", lambda beside: None)
-    monkeypatch.setattr(background.cores, "usable", torch.get_num_threads)
+    monkeypatch.setattr(Beside, "_start", lambda beside: None)
+    monkeypatch.setattr(waiting.cores, "usable", torch.get_num_threads)
     if torch.get_num_threads() < 2:
         pytest.skip("with one thread no core is kept busy by threads that wait")
     rests: list[float] = []
@@ -336,12 +336,12 @@ def test_some_blocks_leave_a_core_to_the_helper(monkeypatch: pytest.MonkeyPatch)
                 seen.append(torch.get_num_threads())
             return super().work(x)
 
-    monkeypatch.setattr(Beside, "start", lambda beside: None)
+    monkeypatch.setattr(Beside, "_start", lambda beside: None)
     before = torch.get_num_threads()
     try:
         for threads, cores, expected in ((2, 2, [1, 1, 2, 2]), (4, 4, [3, 3, 3, 3]), (2, 3, [2, 2, 2, 2])):
             torch.set_num_threads(threads)
-            monkeypatch.setattr(background.cores, "usable", lambda cores=cores: cores)
+            monkeypatch.setattr(waiting.cores, "usable", lambda cores=cores: cores)
             model = _net(Telling, 4)
             nbcompile.compile_regions(model, background=True)
             for busy, told in ((True, expected), (False, [threads] * 4)):
@@ -548,6 +548,24 @@ def test_a_start_up_that_cannot_go_on_is_left_alone(why: str, tmp_path: Path, mo
     assert _beside(model).pid not in (None, pid)
     begun.stop()
     assert _gone(pid)
+
+
+def test_what_a_helper_left_behind_that_was_killed_with_its_kernel_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    old, names = time.time() - 7200, {}
+    for name, pid, touched in (("left", gone.pid, old), ("used", os.getppid(), old), ("new", gone.pid, time.time())):
+        names[name] = tmp_path / f"nbcompile-helper-{pid}-{name}"
+        names[name].mkdir()
+        (names[name] / "file").touch()
+        os.utime(names[name], (touched, touched))
+    (tmp_path / "nbcompile-helper-of-mine").mkdir()
+    assert helper.remove_left_behind() == 1
+    assert not names["left"].exists()
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_kernel_that_dies_leaves_no_helper(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ STOREYS: list[set[str]] = [
     {"border"},
     {"replay"},
     {"helper"},
-    {"helperprocess"},
+    {"helperprocess", "waiting"},
     {"background"},
     {"describe"},
     {"compiler"},
