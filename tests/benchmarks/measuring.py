@@ -12,7 +12,7 @@ from typing import Any
 
 from nbcompile import pairs
 from tests.benchmarks.verdicts import Check, paired_ratio, shown, table
-from tests.benchmarks.workers import CacheFolder, Worker, WorkerError
+from tests.benchmarks.workers import KEEPS_MEMORY, CacheFolder, Worker, WorkerError
 
 
 @dataclass
@@ -88,7 +88,7 @@ def side_by_side(
 
     The processes of a set live at the same time, and one of them works while the others wait. A round is some calls of
     each way, equally many, in another order each round, so that ratios can be taken within a round. Further sets find
-    the first one's cache.
+    the first one's cache. All processes keep the memory that they free, see ``workers.KEEPS_MEMORY``.
     """
     sides = Sides(list(ways))
     rounds, round_seconds = (2, 0.01) if bench.quick else (rounds, round_seconds)
@@ -101,7 +101,7 @@ def side_by_side(
                 alive: dict[str, Worker] = {}
                 slowest = 0.0
                 for way in ways:
-                    worker = stack.enter_context(Worker({**common, "way": way}, cache, bench.timeout))
+                    worker = stack.enter_context(Worker({**common, "way": way}, cache, bench.timeout, KEEPS_MEMORY))
                     try:
                         answer = worker.receive()
                     except WorkerError as error:
