@@ -35,13 +35,13 @@ PANEL = "%nbcompile panel model step"
 
 
 def take(browser: str, folder: Path) -> None:
-    """Run the three cells in JupyterLab, and keep a picture of the last two."""
+    """Run the three cells in JupyterLab, and keep pictures of the second one's charts and of the third."""
     with tempfile.TemporaryDirectory(prefix="nbcompile-pictures-", ignore_cleanup_errors=True) as work:
         server = Server(Path(work), "jupyterlab", extension=True)
         try:
             with sync_playwright() as playwright:
                 chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
-                page = chromium.new_page(viewport={"width": 1180, "height": 2000}, device_scale_factor=1.5)
+                page = chromium.new_page(viewport={"width": 1300, "height": 2200}, device_scale_factor=1.5)
                 page.set_default_timeout(60_000)
                 lab = Lab(page, server)
                 lab.write("pictures.ipynb", SETUP, COMPARE, PANEL)
@@ -51,8 +51,14 @@ def take(browser: str, folder: Path) -> None:
                 lab.run(1, 1200)
                 lab.run(2, 300)
                 page.wait_for_timeout(2000)
-                for name, cell in (("chart", 1), ("panel", 2)):
-                    lab.cell(cell).screenshot(path=folder / f"{name}.png")
+                lab.cell(2).screenshot(path=folder / "panel.png")
+                compared = lab.cell(1)
+                compared.scroll_into_view_if_needed()
+                whole, regions = compared.bounding_box(), compared.get_by_text("Regions", exact=True).bounding_box()
+                assert whole is not None
+                assert regions is not None
+                charts = {**whole, "height": regions["y"] - whole["y"] - 8}
+                page.screenshot(path=folder / "chart.png", clip=charts)  # type: ignore[arg-type]
                 chromium.close()
         finally:
             server.stop()
