@@ -50,7 +50,7 @@ class Place:
 
     def __init__(self, class_name: str, block: nn.Module, options: object, *rest: object) -> None:
         facts = misses.facts(structure(block), (), {}, options)
-        number = hashlib.sha256(repr(_by_name([facts, code_of(block), *rest])).encode()).hexdigest()[:32]
+        number = _number([facts, code_of(block), *rest])
         self._file = cache.cache_folder() / FOLDER / f"{_prefix(class_name)}{number}.json"
 
     def find(self, block: nn.Module) -> Known | None:
@@ -62,19 +62,19 @@ class Place:
 
     def note(self, block: nn.Module, known: Known) -> None:
         """Remember that the code for such a block has been compiled. Failing to is no error."""
-        entries = [*self._entries(), (known, _values(block, known.sources))][-_MOST_ENTRIES:]
-        content = [{"sources": k.sources, "free": k.free, "values": values} for k, values in entries]
         temporary = self._file.with_name(f".{os.getpid()}.{self._file.name}.tmp")
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):  # a value may have a repr that fails
+            entries = [*self._entries(), (known, _values(block, known.sources))][-_MOST_ENTRIES:]
+            content = [{"sources": k.sources, "free": k.free, "values": values} for k, values in entries]
             self._file.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_text(json.dumps(content), encoding="utf-8")
             temporary.replace(self._file)
 
-    def _entries(self) -> list[tuple[Known, list[str]]]:
+    def _entries(self) -> list[tuple[Known, str]]:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # or another's file
             content = json.loads(self._file.read_text(encoding="utf-8"))
             return [
-                (Known([str(s) for s in entry["sources"][:_MOST_SOURCES]], bool(entry["free"])), list(entry["values"]))
+                (Known([str(s) for s in entry["sources"][:_MOST_SOURCES]], bool(entry["free"])), str(entry["values"]))
                 for entry in content[:_MOST_ENTRIES]
             ]
         return []
@@ -92,8 +92,13 @@ def _prefix(class_name: str) -> str:
     return "".join(c if c.isascii() and c.isalnum() else "_" for c in class_name)[:60] + "-"
 
 
-def _values(block: nn.Module, sources: Iterable[str]) -> list[str]:
-    return [repr(_by_name(explain.typed(explain.read(block, source)))) for source in sources]
+def _values(block: nn.Module, sources: Iterable[str]) -> str:
+    """A number for what the block holds there: the values themselves are the user's, and stay out of the file."""
+    return _number([explain.typed(explain.read(block, source)) for source in sources])
+
+
+def _number(value: object) -> str:
+    return hashlib.sha256(repr(_by_name(value)).encode()).hexdigest()[:32]
 
 
 def _by_name(value: Any) -> Any:

@@ -269,15 +269,17 @@ class GroupBeside:
             group.warn(f"runs eager: {need.reason}. compile_regions without background=True compiles it")
         else:
             self.due = True
-            earlier = [n.key for n in self.needs if n.loose == loose and n.state in ("compiled", "open")]
-            need.place = remembered.Place(
-                group.class_name,
-                block,
-                group.plugin.options,
-                circumstances._replace(code=0),
-                *(ambient, index_hidden, standins.signature(args, kwargs), repr(group.plugin), earlier),
-            )
-            known = need.place.find(block)
+            known = None
+            with contextlib.suppress(Exception):  # it only saves work: no step of the user's is to fail for it
+                earlier = [n.key for n in self.needs if n.loose == loose and n.state in ("compiled", "open")]
+                need.place = remembered.Place(
+                    group.class_name,
+                    block,
+                    group.plugin.options,
+                    circumstances._replace(code=0),
+                    *(ambient, index_hidden, standins.signature(args, kwargs), repr(group.plugin), earlier),
+                )
+                known = need.place.find(block)
             if known is not None:
                 need.found_before = True
                 self._take(need, known)

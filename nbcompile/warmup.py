@@ -89,7 +89,7 @@ class WarmUp:
         return "what it said cannot be read"
 
     def wait(self, timeout: float | None = None) -> str:
-        """Wait until it has ended, for so many seconds at most; the state then."""
+        """Wait until it is done, for so many seconds at most; the state then."""
         end = None if timeout is None else time.monotonic() + timeout
         while self.state == "running" and (end is None or time.monotonic() < end):
             time.sleep(0.02)
@@ -156,7 +156,7 @@ def warm_up(*, wait: bool = False) -> WarmUp:
     In a notebook, what the kernel's own process has to do besides is done between cells, once torch is imported.
 
     Args:
-        wait: return only when it has ended. If torch is imported, the part of the calling process is then done, too.
+        wait: return only when it is done. If torch is imported, the part of the calling process is then done, too.
 
     Returns:
         What can be asked how it goes. A failure is told there, and is no error.

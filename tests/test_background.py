@@ -484,6 +484,18 @@ def test_classes_of_the_main_module_are_compiled_and_a_restarted_kernel_needs_no
     assert "not found in the cache and compiled at the switch" in gone["told"][0]
 
 
+def test_a_step_does_not_fail_for_want_of_memory_of_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("nothing can be remembered")
+
+    monkeypatch.setattr(remembered.Place, "__init__", fails)
+    model, x = _net(), torch.randn(4, WIDTH)
+    with torch.no_grad():
+        expected = model(x)
+        nbcompile.compile_regions(model, background=True)
+        _step_until_compiled(model, lambda: model(x), expected)
+
+
 @pytest.mark.parametrize("content", ["", "[", "7", '[{"sources": 3}]', "[[]]", '{"a": 1}', "null"])
 def test_damaged_word_of_an_earlier_process_is_no_word(content: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.undo()
