@@ -459,6 +459,7 @@ def _program(tmp_path: Path, *arguments: str, source: str = _NOTEBOOK) -> subpro
 def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     with process:
         out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0
     return json.loads(out.splitlines()[-1])  # type: ignore[no-any-return]
 
 
