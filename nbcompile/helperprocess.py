@@ -131,12 +131,12 @@ class HelperProcess:
             self._ended = True
             _kill_group(self._process.pid)
             self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._log):
-            with contextlib.suppress(OSError):
-                self._stream(stream).close()
-        shutil.rmtree(self._folder, ignore_errors=True)
-        if self._busy:  # it was ended in the middle
-            cache.mend(self.pid, since=self._began)
+            for stream in (self._process.stdin, self._process.stdout, self._log):
+                with contextlib.suppress(OSError):
+                    self._stream(stream).close()
+            shutil.rmtree(self._folder, ignore_errors=True)  # before another thread's stop returns
+            if self._busy:  # it was ended in the middle
+                cache.mend(self.pid, since=self._began)
 
     def _stream(self, stream: Any) -> IO[bytes]:
         assert stream is not None

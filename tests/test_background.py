@@ -90,7 +90,12 @@ def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for beside in list(background._all):
         beside.stop()
     assert all(pid is None or _gone(pid) for pid in pids)
-    assert not list(Path(tempfile.gettempdir()).glob(f"nbcompile-helper-{os.getpid()}-*"))
+    for _ in range(100):  # another thread may be at it
+        left = list(Path(tempfile.gettempdir()).glob(f"nbcompile-helper-{os.getpid()}-*"))
+        if not left:
+            break
+        time.sleep(0.1)
+    assert not left
 
 
 def test_the_first_step_runs_eager_and_a_later_one_compiled_with_nothing_left_to_compile() -> None:
@@ -537,6 +542,7 @@ assert beside.pid == pid
     assert (answer["same"], answer["compiled"], answer["misses"], answer["helpers"]) == (True, 3, 0, 1)
 
 
+@pytest.mark.alone  # the start-up, at the lowest priority, gets next to nothing beside the other processes
 @pytest.mark.parametrize("why", ["other settings", "it has ended"])
 def test_a_start_up_that_cannot_go_on_is_left_alone(why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN a start-up that has ended since, or began with other settings in the environment
@@ -590,6 +596,7 @@ def test_a_kernel_that_dies_leaves_no_helper(tmp_path: Path) -> None:
     assert _gone(pid)
 
 
+@pytest.mark.alone  # beside others the helper, at the lowest priority, may not come to the folder in time
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounting takes root")
 @pytest.mark.parametrize(
     ("options", "words"), [("size=64k", ("full", "No space left", "written")), ("ro", ("written", "Read-only"))]
@@ -610,7 +617,7 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_to_are_told(
         )
         answer = json.loads(done.stdout.splitlines()[-1])
         assert (answer["same"], answer["compiled"]) == (True, 0)
-        assert any(word in answer["reason"] for word in words)
+        assert any(word in answer["reason"] for word in words), answer
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=False)
 

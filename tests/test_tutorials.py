@@ -103,6 +103,7 @@ def test_generation_and_caches(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.inductor
+@pytest.mark.alone  # the helper, at the lowest priority, gets next to nothing beside the other processes
 def test_start_fast(tmp_path: Path) -> None:
     # GIVEN the tutorial WHEN it is run
     notebook = executed("06", tmp_path)
@@ -110,9 +111,8 @@ def test_start_fast(tmp_path: Path) -> None:
     measured = dict(re.findall(r"^(.+?)  +([\d.e+-]+)", text(notebook, "background=True"), re.MULTILINE))
     assert float(measured["all blocks ran compiled after"]) < 300
     assert float(measured["largest difference to eager"]) < 1e-3
-    assert any(
-        "compiled in the background for" in str(output) for output in outputs(notebook, "nbcompile.report(model)")
-    )
+    shown = "\n".join(str(output) for output in outputs(notebook, "nbcompile.report(model)"))
+    assert "compiled in the background for" in shown, shown[-4000:]
     # AND starts from the kept folder and from the file are measured, and a file that is cut is refused
     starts = dict(re.findall(r"^(.+?)  +([\d.]+) s", text(notebook, "first_call("), re.MULTILINE))
     assert set(starts) >= {"empty cache folder", "restarted, the same folder", "empty folder, file loaded"}

@@ -24,8 +24,11 @@ SECONDS = 600 if WHOLE else 240
 
 
 def notebook() -> nbformat.NotebookNode:
-    """The notebook, with fewer layers unless it is to be whole."""
+    """The notebook without the outputs it is kept with, and with fewer layers unless it is to be whole."""
     found = nbformat.read(os.path.join(os.path.dirname(__file__), "..", "..", "notebooks", NAME), as_version=4)
+    for cell in found.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
     (loads,) = [cell for cell in found.cells if "AutoModelForCausalLM.from_pretrained(" in cell.source]
     if not WHOLE:
         before, line, after = loads.source.partition("\ntext = ")
